@@ -14,7 +14,7 @@ ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 # Compiled modules are kept, whatever this shell says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs examples wheel test test-slow coverage test-examples test-nodes test-torch test-zoo test-zoo-sample test-steady check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-modules bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-examples test-nodes test-torch test-zoo test-zoo-sample test-steady check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-modules bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz fuzz-nodes faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -140,6 +140,10 @@ regress: $(VENV)/dev
 # Random files and models: make fuzz ARGS='--minutes 30 --seed 1'. Findings go to fuzz-found/.
 fuzz: $(VENV)/dev
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# Random nodes of every operator, and short chains: make fuzz-nodes ARGS='--minutes 10 --seed 1'.
+fuzz-nodes: $(VENV)/dev
+	$(BIN)/python -m tests.fuzz_nodes $(ARGS)
 
 # Kills and full disks at every write of every command: make faults ARGS='--only train'.
 faults: $(VENV)/dev

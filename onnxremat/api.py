@@ -40,8 +40,8 @@ from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
 from onnxremat.graph.atomic import check_writable
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.onnx_io import files_of, missing_file, read_model, write_model
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.in_session import InOneSession, SessionRun, store_all_timeline

@@ -13,6 +13,7 @@ from onnxremat.errors import UnsupportedError
 from onnxremat.grad.registry import missing_rule
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
+from onnxremat.ort.computed_sizes import is_misinferred
 
 
 @dataclass
@@ -116,6 +117,19 @@ class Call:
     def only(self, cotangent: str | None, position: int = 0) -> list[str | None]:
         """Cotangents of all inputs when only one of them has one."""
         return [cotangent if i == position else None for i in range(len(self.op.inputs))]
+
+    def require_inferred(self) -> None:
+        """Raises:
+        UnsupportedError: onnxruntime infers another shape than the op makes.
+        """
+        given = {n: (self.tape.dtype(n), self.tape.shape(n)) for n in self.op.reads}
+        node = helper.make_node(self.op.op_type, self.op.inputs, self.op.outputs)
+        node.attribute.extend(self.op.node.attribute)
+        if is_misinferred(node, self.version, given, self.out_shape):
+            raise self.unsupported(
+                f"onnxruntime infers another shape of its result than {list(self.out_shape)}, "
+                "which it has in a run, and opens no step in which both meet"
+            )
 
     def unsupported(self, why: str) -> UnsupportedError:
         """The error for a node that the rule cannot differentiate."""

@@ -13,7 +13,7 @@ from onnx import TensorProto as T
 from onnxremat.grad import registry
 from onnxremat.grad.call import Call
 from onnxremat.grad.hidden import hiding, shown
-from onnxremat.grad.precision import SINGLE
+from onnxremat.grad.precision import NORMS, SINGLE
 from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Graph, Op
@@ -139,17 +139,33 @@ class Walk:
                 self._constant_of,
                 self._add_output,
             )
-            for position, cotangent in enumerate(rule.cotangents(call)):
+            found = rule.cotangents(call)  # or its refusal
+            if not self._counts(op, cotangents):
+                found = self._none_of(call)
+            for position, cotangent in enumerate(found):
                 if cotangent is not None and call.need(position):
                     self._accumulate(op.inputs[position], cotangent)
         self.spans[op.name] = range(start, len(self._tape.ops))
+
+    def _counts(self, op: Op, cotangents: Sequence[str | None]) -> bool:
+        """Whether an output that leads to the loss has elements: kernels need not take the empty
+        ones of others (onnxruntime 1.31 crashes in an empty ConvTranspose)."""
+        made = zip(op.outputs, cotangents, strict=True)
+        return any(self._tape.size(name) for name, cotangent in made if cotangent)
+
+    def _none_of(self, call: Call) -> list[str | None]:
+        """Zeros for all inputs that are wanted."""
+        names = enumerate(call.op.inputs)
+        return [self._tape.zeros(name) if call.need(k) else None for k, name in names]
 
     def _in_single(
         self, op: Op, cotangents: tuple[str | None, ...]
     ) -> tuple[Op, tuple[str | None, ...]]:
         """The op as its rule is to see it: float32 tensors that were cast are cast again from
         (or to) 16 bits, and some ops in 16 bits are differentiated in float32."""
-        single = self._sources and op.op_type in SINGLE
+        single = op.op_type in NORMS or (self._sources and op.op_type in SINGLE)
+        if single and not any(self._tape.dtype(name) in HALVES for name in op.reads):
+            single = False
         renames: dict[str, str] = {}
         late = next(d for d in cotangents if d)
         for name in (*op.reads, *op.writes):

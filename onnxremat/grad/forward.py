@@ -20,8 +20,8 @@ from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
 from onnxremat.grad.tape import Tape
+from onnxremat.grad.upgraded import upgraded, with_metadata
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import (
     read_small_weights,
@@ -30,6 +30,7 @@ from onnxremat.graph.onnx_io import (
     to_ops,
 )
 from onnxremat.graph.sequences import without_sequences
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import (
     BIND,
     build_graph,
@@ -81,7 +82,7 @@ def read_forward(
     """
     model = read_small_weights(inline_functions(model), folder)
     light = _without_listed_weights(weights_as_inputs(model))
-    light = _with_gelu(_expanded(_upgraded(light, opset)))
+    light = _with_gelu(_expanded(upgraded(light, opset)))
     graph = _typed(light)
     least, idle = len(graph.tensors), 0
     for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
@@ -140,26 +141,6 @@ def _with_tensor_inputs(graph: Graph) -> Graph:
     return replace(graph, inputs=inputs, model=frame)
 
 
-def _upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if version >= opset:
-        return model
-    if not version:  # it has none of ONNX's own operators; what is added has
-        model.opset_import.append(helper.make_opsetid("", opset))
-        return model
-    from onnx import version_converter
-
-    model.ir_version = max(model.ir_version, 8)
-    try:
-        return _with_metadata(version_converter.convert_version(model, opset), model)
-    except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
-        raise UnsupportedError(
-            f"the model is at opset {version} and cannot be brought to {opset}",
-            why=str(error).strip().splitlines()[0][:300],
-            hint=f"export it again at opset {opset} or later",
-        ) from error
-
-
 def _with_gelu(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model that may hold a Gelu written out, at the first opset with one, if it gets there."""
     from onnx import version_converter
@@ -173,16 +154,7 @@ def _with_gelu(model: onnx.ModelProto) -> onnx.ModelProto:
         onnx.checker.check_model(converted)
     except Exception:  # nothing is lost but the fusion
         return model
-    return _with_metadata(converted, model)
-
-
-def _with_metadata(converted: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    """What the nodes of a model say of themselves, which onnx's version converter drops."""
-    said = {n.output[0]: n.metadata_props for n in model.graph.node if n.output}
-    for node in converted.graph.node:
-        if node.output and node.output[0] in said and not node.metadata_props:
-            node.metadata_props.extend(said[node.output[0]])
-    return converted
+    return with_metadata(converted, model)
 
 
 def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:

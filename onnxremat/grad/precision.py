@@ -54,6 +54,11 @@ INSIDE = frozenset(SUMS.split())
 # Operators whose rules compute in float32 also where the op does not: slopes that are sums of
 # products, and cotangents that are added up at indices.
 SINGLE = frozenset(DELICATE.split())
+# In 16-bit models as well: an epsilon of 1e-12 is 0 in float16, and kernels compute in float32.
+NORMS = frozenset({
+    "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization",
+    "SimplifiedLayerNormalization",
+})  # fmt: skip
 NO_BFLOAT16 = frozenset({"Einsum", "ReverseSequence"})  # which ONNX does not define for it
 BOUND = 6e4  # what is added to hide a score at most: float16 ends at 65504
 # Inputs with settings, which keep their type.

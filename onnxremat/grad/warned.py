@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnxremat.grad.adapters import beside_adapters
+from onnxremat.grad.adapters import beside_adapters, low_rank
 from onnxremat.grad.description import Weight
 from onnxremat.grad.marks import first_of, is_nameless
 from onnxremat.grad.parameters import Inventory
@@ -71,7 +71,7 @@ def warnings_of(
             "stored the result, which stays as it is whatever becomes of these (optimize=False or "
             "onnxremat.export keeps the comparison)"
         )
-    found += [*inventory.doubts, *beside_adapters(rows)]
+    found += [*inventory.doubts, *beside_adapters(rows, low_rank(inventory.model))]
     found += _of_stops(inventory)
     if names := first_of(inventory.missing, 6):
         found.append(

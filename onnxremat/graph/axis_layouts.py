@@ -12,6 +12,8 @@ def reshaped(call: Call, span: Span) -> Piece:
     whole numbers of rows of the other."""
     found = _aligned(call.shape(0), call.out, span)
     constants = {}
+    if call.op.op_type == "Squeeze" and not (call.has(1) or "axes" in call.attributes):
+        raise CannotSplitError("it leaves out every axis of one entry, of a part as well")
     if call.op.op_type == "Reshape":
         shape = list(call.out)
         shape[span.axis] = span.size

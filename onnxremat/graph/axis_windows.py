@@ -42,11 +42,13 @@ def window_of(call: Call) -> Window:
         pads = (0,) * (2 * rank)
     else:
         totals = [
-            max(0, (out - 1) * s + (k - 1) * d + 1 - size)
+            (out - 1) * s + (k - 1) * d + 1 - size
             for out, size, k, s, d in zip(
                 call.out[SPATIAL:], call.shape(0)[SPATIAL:], kernel, strides, dilations, strict=True
             )
         ]
+        if min(totals) < 0:
+            raise CannotSplitError(f"{auto} does not say where the first window begins")
         small = [total // 2 for total in totals]
         large = [total - less for total, less in zip(totals, small, strict=True)]
         pads = (*small, *large) if auto == "SAME_UPPER" else (*large, *small)
@@ -65,12 +67,31 @@ def pooling(call: Call, span: Span) -> Piece:
     """Batch, channels and spatial axes."""
     if len(call.op.writes) > 1:
         raise CannotSplitError("its indices count the whole input")
+    auto = call.text("auto_pad", "NOTSET")
+    if auto.startswith("SAME") and max(call.attributes.get("dilations") or [1]) > 1:
+        raise CannotSplitError(f"its windows are dilated, which {auto} goes without")
     averages = call.op.op_type != "MaxPool"
     if averages and call.attributes.get("ceil_mode") and call.attributes.get("count_include_pad"):
         raise CannotSplitError("it counts padding, and its last window lies over the border")
+    _as_inferred(call)
     if span.axis == 1:
         return Piece((span, *call.none()[1:]), span)
     return _through(call, span, call.none())
+
+
+def _as_inferred(call: Call) -> None:
+    """Raises:
+    CannotSplitError: onnxruntime infers more rows than it computes, and gives buffers of that size
+        to others.
+    """
+    if not call.attributes.get("ceil_mode"):
+        return
+    window, rank = window_of(call), len(call.out) - SPATIAL
+    for i, (size, out) in enumerate(zip(call.shape(0)[SPATIAL:], call.out[SPATIAL:], strict=True)):
+        reach = size + window.pads[i] + window.pads[i + rank]
+        reach -= (window.kernel[i] - 1) * window.dilations[i] + 1
+        if -(-reach // window.strides[i]) + 1 != out:
+            raise CannotSplitError("its last window lies beyond its input, and is left out")
 
 
 def pooled_blocks(call: Call, span: Span) -> Piece:
@@ -101,6 +122,10 @@ def _through(call: Call, span: Span, reads: list[Span | None]) -> Piece:
     pads = list(window.pads)
     pads[i], pads[i + len(window.kernel)] = read.first - first, end - read.end
     _all_inside(call, window, pads, i)
+    if "Pool" in call.op.op_type and any(
+        pad >= window.kernel[k % len(window.kernel)] for k, pad in enumerate(pads)
+    ):
+        raise CannotSplitError("onnxruntime takes no padding as wide as the window of a pooling")
     changes = {"pads": pads, "auto_pad": None, "ceil_mode": None}
     return Piece(tuple(reads), span, changes)
 
@@ -161,6 +186,8 @@ def resized(call: Call, span: Span) -> Piece:
     if size and out % size:
         raise CannotSplitError("it does not grow by a whole factor")
     factor = out // size
+    if _scale(call, span.axis, factor) != factor:
+        raise CannotSplitError("it grows by another factor than its size does")
     how = call.text("coordinate_transformation_mode", _coordinates(call))
     mode = call.text("mode", "nearest")
     if how not in ("asymmetric", "half_pixel", "pytorch_half_pixel") and factor > 1:
@@ -181,6 +208,20 @@ def resized(call: Call, span: Span) -> Piece:
         shape[span.axis] = made.size
         constants[3] = tuple(shape)
     return Piece(tuple(reads), made, {}, constants)
+
+
+def _scale(call: Call, axis: int, factor: int) -> float:
+    """By what an axis grows, which decides where its rows are: ``factor`` where sizes are given."""
+    position = 2 if call.op.op_type == "Resize" and call.opset > 10 else 1
+    if not call.has(position):
+        return float(call.attributes.get("scales", [factor] * (axis + 1))[axis])
+    scales = call.facts.constant(call.op.inputs[position])
+    if scales is None:
+        raise CannotSplitError("its scales are computed")
+    axes = [each % len(call.out) for each in call.attributes.get("axes", range(len(call.out)))]
+    if not scales.size:
+        return factor
+    return float(scales[axes.index(axis)]) if axis in axes else 1.0
 
 
 def resized_blocks(call: Call, span: Span) -> Piece:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -21,9 +20,9 @@ from onnxremat.graph.sparse import make_dense
 from onnxremat.graph.unforeseen import foreseen
 from onnxremat.graph.weights import check_sizes
 from onnxremat.limits import TENSOR_BYTES, check
+from onnxremat.ort.computed_sizes import Typed, as_computed
 from onnxremat.ort.session import Options, open_session, session_options, signature
 
-Typed: TypeAlias = tuple[int, tuple[int, ...]]  # element type, shape
 BIND = "bind inputs with --shape or --dim"
 WEIGHT_INPUT = 4096  # bytes from which a weight is handed in as an input instead of a constant
 
@@ -227,7 +226,7 @@ def infer(
         found = {v.name: typed for v in helpful if (typed := _typed(v))} | _asked(
             light, folder, opened
         )
-    return found
+    return as_computed(light, found, lambda made: _asked(made, folder, opened))
 
 
 def _drop_repeated_names(model: onnx.ModelProto) -> None:

@@ -153,20 +153,22 @@ def open_session(
     made: Any,
     folder: Path | None = None,
     providers: list[str] | None = None,
+    read: onnx.ModelProto | None = None,
 ) -> Any:
     """An ``InferenceSession`` on the CPU provider, or the given ones.
 
     Args:
         model: a file, or a model in memory; its external weights lie in ``folder``.
         made: ``onnxruntime.SessionOptions``.
+        read: what a file holds, where that is known: passes that it has no use for are left out.
 
     Raises:
         ModelError: onnxruntime refuses the model.
     """
     ort = runtime()
     fuses = made.graph_optimization_level != ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    known = fuses and providers is None and isinstance(model, onnx.ModelProto)
-    idle = idle_passes(model) if known else []
+    read = model if isinstance(model, onnx.ModelProto) else read
+    idle = idle_passes(read) if fuses and providers is None and read is not None else []
     source = model_source(model, made, folder)
     try:
         return ort.InferenceSession(

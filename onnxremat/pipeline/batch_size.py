@@ -26,11 +26,11 @@ from onnxremat.graph.batch import (
     said_shape,
     scaled_shape,
 )
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
 from onnxremat.limits import TENSOR_BYTES
 from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline.source import Source, files_read, read_source

@@ -161,7 +161,7 @@ class InOneSession:
         """Outputs that were compared, and the order that was planned."""
         order = _order("executed order", run.tuned)
         order = replace(order, ok=run.tuned.order_kept)  # what fusion merges is no other order
-        return Verified(same, (outputs, order, *order_check(self.graph)))
+        return Verified(same, (outputs, order, *_sizes(run.tuned), *order_check(self.graph)))
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
         base = store_all(prepared).model()
@@ -243,6 +243,7 @@ class SessionRun:
         return (
             Check(Kind.ORDER, "model follows its plan", same, f"{len(ops)} ops"),
             *map(self._as_loaded, (_order("executed order", self.tuned), self._default_order())),
+            *_sizes(self.tuned),
             *order_check(self.artifact.graph),
         )
 
@@ -286,6 +287,13 @@ class SessionRun:
             "arena_bytes": self.tuned.arena_bytes,
             "arena_default_options_bytes": self.plain.arena_bytes,
         }
+
+
+def _sizes(found: Measurement) -> list[Check]:
+    """Nothing, or that a value has another shape than was inferred."""
+    if not found.resized:
+        return []
+    return [Check(Kind.OUTPUTS, "sizes as inferred", False, found.resized)]
 
 
 def _order(name: str, found: Measurement) -> Check:

@@ -21,17 +21,18 @@ from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.grad.parted import Parting
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.bodies import brought_out
-from onnxremat.graph.functions import check_domains, inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_structure
 from onnxremat.graph.onnx_io import computes_nothing, to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.functions import check_domains, inline_functions
 from onnxremat.ort.infer import bind, build_graph, require_shapes
 from onnxremat.ort.offline import HOST, TARGETS, read_saved
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
+from onnxremat.pipeline.as_it_came import AsItCame, require_same
 from onnxremat.pipeline.base_order import base_order, target_notes, weights_notes
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.first_values import without_first_values
@@ -381,6 +382,10 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             baseline = profiled(bound, feeds, options, folder, updates, read)
             took = time.perf_counter() - began
         say_of_runs(took, log)
+        if model.functions:
+            given = AsItCame.of(source, bound if forward is None else forward, folder)
+            seen = (feeds, baseline.outputs) if forward is None else None
+            dropped = (*dropped, *require_same(given, settings.seed, seen))
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
         found = AsRead(name, folder, original, plain, feeds, baseline, files)

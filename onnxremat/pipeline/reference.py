@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import onnx
-
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.ort.profile import Feeds, named_outputs
-from onnxremat.ort.session import DEFAULT, open_session, session_options
+from onnxremat.ort.profile import Feeds
+from onnxremat.ort.session import DEFAULT
+from onnxremat.pipeline.as_it_came import AsItCame
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.session.repeats import Repeats, repeats
@@ -26,13 +24,13 @@ class Reference:
     """An original, read once.
 
     Attributes:
-        graph: its dimensions bound.
-        folder: where its external weights are.
+        graph: as it is read, its dimensions bound.
+        given: the same as it came, which is what runs.
         settings: shapes, inputs and threads.
     """
 
     graph: Graph
-    folder: Path | None
+    given: AsItCame
     settings: Settings
 
     @classmethod
@@ -42,12 +40,8 @@ class Reference:
         """
         model, folder, _ = read_source(source)
         bound = bind(inline_functions(model), settings.shapes, settings.dims)
-        return cls(build_graph(bound, folder), folder, settings)
-
-    @cached_property
-    def model(self) -> onnx.ModelProto:
-        """The same as a model."""
-        return to_model(self.graph)
+        graph = build_graph(bound, folder)
+        return cls(graph, AsItCame.of(source, to_model(graph), folder), settings)
 
     def feeds(self, seed: int = 0) -> Feeds:
         """The inputs that were given, else some of a seed after that of the settings."""
@@ -61,10 +55,10 @@ class Reference:
         Raises:
             ModelError: it cannot be run.
         """
-        return named_outputs(self.model, feeds, self.folder)
+        return self.given.outputs(feeds)
 
     @cached_property
     def repeats(self) -> Repeats:
         """Run again and again under default options, threads aside."""
-        options = session_options(replace(DEFAULT, threads=self.settings.threads))
-        return repeats(open_session(self.model, options, self.folder), self.feeds())
+        options = replace(DEFAULT, threads=self.settings.threads)
+        return repeats(self.given.session(options), self.feeds())

@@ -11,11 +11,11 @@ import numpy as np
 
 from onnxremat.grad import updated_inputs
 from onnxremat.graph.atomic import atomic, check_writable
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.arrays import write_arrays
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import Profile, Profiling, profile
 from onnxremat.ort.session import DEFAULT

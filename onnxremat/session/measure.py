@@ -13,7 +13,7 @@ from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.light import read_structure
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import default_order, priority_order, reordered
-from onnxremat.ort.blocks import known_as
+from onnxremat.ort.blocks import DOMAIN, known_as
 from onnxremat.ort.offline import is_light, resident_weights, weights_held
 from onnxremat.ort.profile import Feeds, Kernel, Profile, Profiling, Read, profile
 from onnxremat.ort.session import Options
@@ -39,6 +39,7 @@ class Measurement:
         arena_bytes: bytes the arena holds afterwards.
         outputs: by name.
         profile: the kernels.
+        resized: a value that had another shape than the graph says, in words; "" where none had.
     """
 
     options: Options
@@ -51,6 +52,7 @@ class Measurement:
     arena_bytes: int
     outputs: dict[str, Any]
     profile: Profile
+    resized: str = ""
 
     @property
     def prediction_error(self) -> float:
@@ -212,4 +214,20 @@ def compared(running: Running, found: Profile, options: Options) -> Measurement:
         found.arena_bytes,
         found.outputs,
         found,
+        _resized(graph, found),
     )
+
+
+def _resized(graph: Graph, found: Profile) -> str:
+    """A value whose shape in a run is not the one that was inferred: what was made of it, sizes of
+    gradients and of parts above all, would be of something else."""
+    ops = {op.name: op for op in graph.ops if op.domain != DOMAIN}
+    for kernel in found.kernels:
+        op = ops.get(kernel.name)
+        if op is None or op.op_type != kernel.op_type or len(op.writes) != len(kernel.outputs):
+            continue
+        for name, (_, shape) in zip(op.writes, kernel.outputs, strict=True):
+            known = graph.tensors[name]
+            if known.dtype and known.shape not in (None, shape) and not known.seen:
+                return f"'{name}' of {op.op_type} is {list(shape)}, not {list(known.shape or ())}"
+    return ""

@@ -13,8 +13,8 @@ from onnx import helper
 from onnxremat.errors import UsageError
 from onnxremat.grad.evaluation import loss_for, prediction_graph, score_graph
 from onnxremat.grad.losses import CrossEntropy, Loss
-from onnxremat.graph.functions import inline_functions
 from onnxremat.ort.binding import BoundSession, BoundState
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.data import Arrays, check_arrays

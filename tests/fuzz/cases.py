@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxremat.cost.measure import machine_key
 from onnxremat.cost.table import signature
-from onnxremat.graph.functions import inline_functions
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.schedule.plan import Plan, graph_hash
 from tests.fuzz import newer, odd

@@ -31,7 +31,6 @@ CLOSE = 2e-3  # relative and absolute: onnxruntime fuses the original otherwise
 
 def prepare() -> None:
     """Import and compile what every case needs, once."""
-    os.environ["ONNXREMAT_CACHE"] = "cache"  # in the folder of the case
     import onnxremat.cli.commands
     import onnxremat.pipeline.optimize
     import onnxremat.workers.kernels
@@ -198,6 +197,7 @@ def _in_child(job: Callable[[], object], work: Path) -> None:
     code = 70
     try:
         os.chdir(work)
+        os.environ["ONNXREMAT_CACHE"] = "cache"  # in the folder of the case
         for number, mode in ((1, "out"), (2, "err")):
             file = os.open(work.parent / mode, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(file, number)
@@ -225,14 +225,18 @@ def _in_child(job: Callable[[], object], work: Path) -> None:
 
 @contextmanager
 def own_temporary_folder() -> Iterator[None]:
-    """What ended cases leave in the folder for temporary files goes with it."""
-    before, folder = os.environ.get("TMPDIR"), tempfile.mkdtemp(prefix="onnxremat-fuzz-")
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    """What ended cases leave in the folder for temporary files goes with it, and what is measured
+    while cases are drawn."""
+    names = ("TMPDIR", "ONNXREMAT_CACHE")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    folder = tempfile.mkdtemp(prefix="onnxremat-fuzz-")
+    tempfile.tempdir = folder
+    os.environ.update(TMPDIR=folder, ONNXREMAT_CACHE=str(Path(folder) / "cache"))
     try:
         yield
     finally:
         tempfile.tempdir = None
-        os.environ.pop("TMPDIR")
-        if before is not None:
-            os.environ["TMPDIR"] = before
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
         shutil.rmtree(folder, ignore_errors=True)

@@ -43,6 +43,7 @@ def test_what_was_found_stays_right_and_the_same_few_cases(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": right") == len(files)
     assert "3 cases" in done.stdout
+    assert not (ROOT / "cache").exists()  # of measured costs: in the folders of the cases
 
 
 def test_equal_draws_are_equal_cases() -> None:

@@ -73,9 +73,9 @@ REFUSED = {
         kernel_shape = [1]> (z)""",
     "which 'auto_pad' = SAME_LOWER goes without": """LpPool <auto_pad = "SAME_LOWER",
         kernel_shape = [2], dilations = [2]> (z)""",
-    "beyond the input": "MaxPool <kernel_shape = [1], strides = [3], ceil_mode = 1> (z)",
+    "infers another shape": "MaxPool <kernel_shape = [1], strides = [3], ceil_mode = 1> (z)",
     "goes backwards": "Slice(z, last, most, axis, last)",
-    "another shape than its attribute": "ConvTranspose <output_shape = [8]> (z, w)",
+    "in which both meet": "ConvTranspose <output_shape = [8]> (z, w)",
 }
 
 

@@ -17,12 +17,12 @@ from onnxremat.graph import atomic as files
 from onnxremat.graph import light
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.external import read_in
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.onnx_io import read_model, to_model, to_ops
 from onnxremat.graph.temporary import reason
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.graph.weights import APART
 from onnxremat.ort import profile
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.ort.trips import require_few_trips
@@ -270,7 +270,7 @@ def test_functions_that_never_end(bodies: dict[str, list[str]], words: str) -> N
 def test_graphs_of_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = parse("g (float[8] x) => (float[8] y) { a = Sin(x)  b = Sin(a)  y = Sin(b) }")
     assert inline_functions(made) is made
-    monkeypatch.setattr("onnxremat.graph.functions.NODES", 2)
+    monkeypatch.setattr("onnxremat.ort.functions.NODES", 2)
     with pytest.raises(ModelError, match=r"too many nodes .*: 3"):
         inline_functions(made)
 

@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.graph.functions import inline_functions
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_model, to_model, write_model
 from onnxremat.graph.traits import may_recompute
 from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.graph.wire import read_light
 from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.offline import lasting_tensors, optimise
 from onnxremat.ort.profile import profile

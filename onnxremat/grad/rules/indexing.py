@@ -150,8 +150,13 @@ class _Scatter:
 
     def into(self, data: str, updates: str, reduction: str) -> str:
         """``updates`` into ``data``. ScatterND reduces in several threads at once, wrongly where
-        indices repeat: it is done element by element in one thread instead."""
+        indices repeat: it is done element by element in one thread instead. Numbers of 16 bits,
+        which the CPU provider does not reduce, are reduced in float32."""
         t, indices = self.call.tape, self.call.op.inputs[1]
+        kept = t.dtype(data)
+        if reduction != "none" and kept in (T.FLOAT16, T.BFLOAT16):
+            wide = self.into(t.cast(data, T.FLOAT), t.cast(updates, T.FLOAT), reduction)
+            return t.cast(wide, kept)
         if self.put == "ScatterND" and reduction != "none":
             return self._one_by_one(data, updates, reduction)
         return t.op(

@@ -72,11 +72,12 @@ def _window(call: Call) -> Window:
     auto = call.attribute("auto_pad", "NOTSET")
     if auto.startswith("SAME") and set(window.dilations) != {1}:
         raise call.unsupported(f"its windows are dilated, which 'auto_pad' = {auto} goes without")
-    reach = zip(window.output, window.strides, window.input, window.before, strict=True)
-    if any((o - 1) * s >= n + p for o, s, n, p in reach):
+    if auto.startswith("SAME") and max(window.leftover()) > 0:
         raise call.unsupported(
-            "its last window lies beyond the input, and is left out when it runs"
+            f"its strides are longer than its window, and 'auto_pad' = {auto} then cuts off what "
+            "only some of onnxruntime's kernels do"
         )
+    call.require_inferred()
     return window
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 import onnx
 
@@ -18,8 +19,8 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model without model-local functions (onnxruntime inlines them with late indices,
     which would lose the planned order).
 
-    A function that has the name of an operator of ONNX is none: onnxruntime takes the operator (the
-    standard leaves it to runtimes).
+    A function that has the name of an operator that onnxruntime knows is none: it takes the
+    operator (the standard leaves it to runtimes).
 
     Raises:
         ModelError: a function that calls itself, or more nodes than are taken on.
@@ -60,7 +61,23 @@ def _called_alone(model: onnx.ModelProto) -> onnx.ModelProto:
 def _is_operator(function: onnx.FunctionProto, versions: Mapping[str, int]) -> bool:
     domain = _home(function.domain)
     version = versions.get(domain, 0)
-    return 0 < version < 1 << 31 and bool(onnx.defs.has(function.name, version, domain))
+    if not 0 < version < 1 << 31:
+        return False
+    since = _operators().get((domain, function.name), version + 1)
+    return since <= version or bool(onnx.defs.has(function.name, version, domain))
+
+
+@cache
+def _operators() -> Mapping[tuple[str, str], int]:
+    """Operators of onnxruntime, and the first version of their domain that has them."""
+    import onnxruntime.capi.onnxruntime_pybind11_state as ort
+
+    schemas = getattr(ort, "get_all_operator_schema", lambda: ())()
+    found: dict[tuple[str, str], int] = {}
+    for schema in schemas:
+        key = _home(schema.domain), schema.name
+        found[key] = min(schema.since_version, found.get(key, schema.since_version))
+    return found
 
 
 def _home(domain: str) -> str:

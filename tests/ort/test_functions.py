@@ -8,10 +8,10 @@ import pytest
 from onnx import helper
 
 from onnxremat.grad import differentiate
-from onnxremat.graph.functions import inline_functions
+from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.profile import named_outputs
 
-HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1]>\n'
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1, "com.microsoft" : 1]>\n'
 CALLS = {
     "defaults": """
         g (float[4, 8] x) => (float[4, 8] y) { a = my.F(x) y = my.F<alpha = 0.9>(a) }
@@ -49,6 +49,11 @@ CALLS = {
     "named as an operator, elsewhere": """
         g (float[4, 8] x) => (float[4, 8] y) { a = Neg(x) y = my.Relu(a) }
         <domain: "my", opset_import: ["" : 21]> Relu (a) => (b) { b = Neg(a) }""",
+    "named as an operator of onnxruntime": """
+        g (float[4, 8] x) => (float[4, 8] y) { a = com.microsoft.Gelu(x)
+            y = com.microsoft.Own(a) }
+        <domain: "com.microsoft", opset_import: ["" : 21]> Gelu (a) => (b) { b = Neg(a) }
+        <domain: "com.microsoft", opset_import: ["" : 21]> Own (a) => (b) { b = Sin(a) }""",
     "outputs and inputs left out": """
         g (float[4, 8] x) => (float[4, 8] y) { y, _ = my.F(x) }
         <domain: "my", opset_import: ["" : 21]> F (a, low, high) => (b, c)

@@ -1,0 +1,86 @@
+"""Models of an older opset brought to one that has what the backward ops need."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper, numpy_helper
+
+from onnxremat.errors import UnsupportedError
+
+STANDARD = ("", "ai.onnx")
+ELSEWHERE = "onnxremat.kept"  # where ops are meanwhile that onnx does not know
+PLACES = 11  # opset from which a Resize says how it finds its places
+
+
+def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model at an opset, or as it is at a later one.
+
+    Raises:
+        UnsupportedError: onnx cannot bring it there, or with another result.
+    """
+    version = next((o.version for o in model.opset_import if o.domain in STANDARD), 0)
+    if version >= opset:
+        return model
+    if not version:  # it has none of ONNX's own operators; what is added has
+        model.opset_import.append(helper.make_opsetid("", opset))
+        return model
+    from onnx import version_converter
+
+    model.ir_version = max(model.ir_version, 8)
+    own = [node for node in model.graph.node if _only_onnxruntimes(node, version)]
+    for node in own:
+        node.domain = ELSEWHERE
+    if own:
+        model.opset_import.append(helper.make_opsetid(ELSEWHERE, 1))
+    try:
+        made = version_converter.convert_version(model, opset)
+    except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
+        raise UnsupportedError(
+            f"the model is at opset {version} and cannot be brought to {opset}",
+            why=str(error).strip().splitlines()[0][:300],
+            hint=f"export it again at opset {opset} or later",
+        ) from error
+    made = with_metadata(made, model)
+    for node in made.graph.node:
+        if node.domain == ELSEWHERE:
+            node.domain = ""
+        if version < PLACES and node.op_type == "Resize":
+            _resize_as_before(node, made)
+    return made
+
+
+def _only_onnxruntimes(node: onnx.NodeProto, version: int) -> bool:
+    """Ops of onnxruntime in the domain of ONNX (SimplifiedLayerNormalization)."""
+    return node.domain in STANDARD and not onnx.defs.has(node.op_type, version)
+
+
+def _resize_as_before(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
+    """Until opset 10 places were found as ``asymmetric`` does and, for the nearest, rounded down
+    where an axis grows and up where it shrinks; onnx's converter leaves the later defaults."""
+    node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+    if any(each.name == "mode" and each.s != b"nearest" for each in node.attribute):
+        return
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    for other in model.graph.node:
+        for each in other.attribute if other.op_type == "Constant" else ():
+            stored[other.output[0]] = each.t
+    scales = stored.get(node.input[2])
+    values = numpy_helper.to_array(scales) if scales is not None else None
+    if values is None or (min(values) < 1 < max(values)):
+        raise UnsupportedError(
+            f"node '{node.name}' ({node.op_type}) is not differentiated",
+            why="until opset 10 it rounds down where an axis grows and up where it shrinks, and "
+            + ("its scales are computed" if values is None else "some axes grow, others shrink"),
+            hint="export the model again at opset 11 or later",
+        )
+    way = "ceil" if min(values) < 1 else "floor"
+    node.attribute.append(helper.make_attribute("nearest_mode", way))
+
+
+def with_metadata(converted: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
+    """What the nodes of a model say of themselves, which onnx's version converter drops."""
+    said = {n.output[0]: n.metadata_props for n in model.graph.node if n.output}
+    for node in converted.graph.node:
+        if node.output and node.output[0] in said and not node.metadata_props:
+            node.metadata_props.extend(said[node.output[0]])
+    return converted

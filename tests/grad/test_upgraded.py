@@ -1,0 +1,53 @@
+"""Models of older opsets are trained as they compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxremat.errors import UnsupportedError
+from onnxremat.grad import differentiate
+from tests.grad import judge
+from tests.toolbox import parse
+
+X = np.random.default_rng(0).normal(size=(1, 1, 4, 3)).astype(np.float32)
+
+
+def resized(op: str, opset: int, mode: str, scales: list[float]) -> onnx.ModelProto:
+    """An image that grows or shrinks."""
+    numbers = ", ".join(map(str, (1.0, 1.0, *scales)))
+    made = parse(f"""g (float[1, 1, 4, 3] x) => (float[1, 1, a, b] y)
+        <float[4] s = {{{numbers}}}> {{ y = {op} <mode = "{mode}"> (x, s) }}""")
+    made.opset_import[0].version = opset
+    return made
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(
+    ("op", "opset", "scales"),
+    [
+        ("Resize", 10, [1.5, 2.5]), ("Resize", 10, [2.0, 3.0]), ("Resize", 10, [0.6, 0.5]),
+        ("Upsample", 9, [1.5, 2.5]), ("Upsample", 9, [2.0, 3.0]),
+    ],
+)  # fmt: skip
+def test_places_are_found_as_before_opset_11(
+    op: str, opset: int, scales: list[float], mode: str
+) -> None:
+    case = judge.judged(resized(op, opset, mode, scales), [X], stored=True)
+    assert judge.verdict(case) == judge.RIGHT
+
+
+def test_rounding_up_along_one_axis_and_down_along_another_is_refused() -> None:
+    case = judge.judged(resized("Resize", 10, "nearest", [2.0, 0.5]), [X], stored=True)
+    with pytest.raises(UnsupportedError, match="opset 10"):
+        differentiate(case.loss, loss_output=judge.LOSS, optimizer=None, trainable=["x"])
+
+
+def test_an_operator_of_onnxruntime_is_brought_along() -> None:
+    """onnx's converter knows no SimplifiedLayerNormalization."""
+    made = parse("""g (float[1, 1, 4, 3] x, float[3] s) => (float[1, 1, 4, 3] y)
+        { y = SimplifiedLayerNormalization(x, s) }""")
+    made.opset_import[0].version = 17
+    case = judge.judged(made, [X, X[0, 0, 0]], stored=True)
+    assert judge.verdict(case) == judge.RIGHT

@@ -1,0 +1,47 @@
+"""Sizes are those of a run where onnxruntime infers others."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import named_outputs
+from tests.toolbox import parse
+
+NODES = [
+    ("MaxPool", "ceil_mode = 1, kernel_shape = [1, 2], strides = [3, 3]"),
+    (
+        "MaxPool",
+        "auto_pad = 'SAME_UPPER', dilations = [1, 2], kernel_shape = [1, 3], strides = [1, 3]",
+    ),
+    ("AveragePool", "ceil_mode = 1, kernel_shape = [2, 2], pads = [1, 0, 0, 1], strides = [3, 2]"),
+    ("LpPool", "ceil_mode = 1, kernel_shape = [4, 1], strides = [2, 3], p = 1"),
+    ("ConvTranspose", "output_shape = [6, 5], strides = [1, 1]"),
+    ("ConvTranspose", "auto_pad = 'SAME_LOWER', output_padding = [0, 1], strides = [1, 2]"),
+]
+
+
+def model(kind: str, attributes: str) -> onnx.ModelProto:
+    """The node between two others; the weight is used by ConvTranspose alone."""
+    weight = ", w" if kind == "ConvTranspose" else ""
+    attributes = attributes.replace("'", '"')
+    made = parse(f"""g (float[1, 2, 8, 7] x) => (float[a, b, c, d] y)
+        {{ r = Relu(x) p = {kind} <{attributes}> (r{weight}) y = Sigmoid(p) }}""")
+    weights = np.random.default_rng(0).normal(size=(2, 2, 3, 3)).astype(np.float32)
+    if weight:
+        made.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    return made
+
+
+@pytest.mark.parametrize(("kind", "attributes"), NODES)
+def test_sizes_are_those_of_a_run(kind: str, attributes: str) -> None:
+    """And of what is made of them; what is written again computes the same."""
+    made = model(kind, attributes)
+    x = {"x": np.random.default_rng(1).normal(size=(1, 2, 8, 7)).astype(np.float32)}
+    wanted = named_outputs(made, x, None)["y"]
+    graph = build_graph(made)
+    assert graph.tensors["p"].shape == graph.tensors["y"].shape == wanted.shape
+    np.testing.assert_array_equal(named_outputs(to_model(graph), x, None)["y"], wanted)
