@@ -193,6 +193,12 @@ class _Choice:
         if biased:
             self.net.arc(self.net.near, op.name, int(GAIN_BIAS * self.t.size(op.outputs[0])))
             self.net.arc(op.name, biased[0].name, ENDLESS)
+        added = self._added(op)
+        if added is not None:  # gained where both are in blocks
+            both = ("added", op.name)
+            self.net.arc(self.net.near, both, int(GAIN_BIAS * self.t.size(op.outputs[0])))
+            self.net.arc(both, op.name, ENDLESS)
+            self.net.arc(both, added.name, ENDLESS)
         if not is_product(op):
             return
         a, b = op.inputs[:2]
@@ -204,6 +210,19 @@ class _Choice:
         gained += GAIN_BIAS * self.t.size(op.outputs[0]) if any(op.inputs[2:]) else 0
         self.net.arc(self.net.near, op.name, int(gained))
         self.net.arc(op.name, self.net.far, int(-gained))
+
+    def _added(self, op: Op) -> Op | None:
+        """The product, or the bias added to one, that an Add of two rows reads alone."""
+        if op.op_type != "Add" or len(op.reads) != 2 or self.rows.biased(op):
+            return None
+        for name in op.inputs:
+            maker = self.rows.maker.get(self.rows.root(name))
+            if maker is None or maker.name not in self.able or is_sum(maker):
+                continue
+            alone = [each for each in self.rows.readers[name] if not self.rows.only_waits(each)]
+            if len(alone) == 1 and (is_product(maker) or self.rows.biased(maker)):
+                return maker
+        return None
 
     def _apart(self, name: str) -> None:
         """What is paid for a tensor that is made in one layout and read in another."""

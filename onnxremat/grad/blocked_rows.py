@@ -69,7 +69,8 @@ class _InBlocks:
         self.shared = set[str]()  # what makes these
         self.ended = set[str]()  # made already
         self.place = {op.name: k for k, op in enumerate(rows.ops)}
-        self.waiting: dict[str, Op] = {}  # products that are made as they are added to others
+        # Products, and what they have as a bias, that are made as they are added to others.
+        self.waiting: dict[str, tuple[Op, list[str]]] = {}
         self.backward = False  # what is being emitted
         fit = [each for each in slopes(rows, names) if self._made_with(each.dy)]
         self.slopes = {name: each for each in fit for name in each.ops}
@@ -103,7 +104,11 @@ class _InBlocks:
             return {size: result}
         if biased:
             product, bias = biased
-            made = self._convolved(product, t.reshape(bias, (t.size(bias),)))
+            flat = t.reshape(bias, (t.size(bias),))
+            if self._is_added(op):
+                self.waiting[result] = (product, [flat])
+                return {}
+            made = self._convolved(product, flat)
         elif is_product(op) and attribute(op, "transA", 0):
             return {self._over_rows(op): result}
         elif op.op_type == "ReduceSum":
@@ -112,7 +117,7 @@ class _InBlocks:
             if self._with_bias(op):
                 return {}
             if self._is_added(op):
-                self.waiting[result] = op
+                self.waiting[result] = (op, self._bias(op))
                 return {}
             made = self._convolved(op, *self._bias(op))
         elif op.op_type == "Reshape":
@@ -219,9 +224,8 @@ class _InBlocks:
         return self._waited(second, other)
 
     def _waited(self, name: str, *other: str, halved: bool = False) -> str:
-        product = self.waiting.pop(name)
-        bias = self._bias(product) or [""] * len(other)
-        made = self._convolved(product, *bias, *other, halved=halved)
+        product, bias = self.waiting.pop(name)
+        made = self._convolved(product, *(bias or [""] * len(other)), *other, halved=halved)
         at = product.outputs[0]
         self.blocks[at] = made  # for who waits for the product
         while at != name:
