@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import length_of
+from onnxremat.fission.twice import is_again, is_either
 from onnxremat.graph.axes import partial_of, piece_of, total_of
 from onnxremat.graph.ir import Op
 from onnxremat.graph.spans import CannotSplitError, Span
@@ -187,6 +188,9 @@ class Regions:
             self.graph.ops[place].name for place in stretch.inside if walk.left >> place & 1
         )
         results = {name: axis for name, axis in axes.items() if name not in sums}
+        ops, made = self.graph.ops, self.graph.producer
+        if any(is_either(ops[made[name]]) or is_again(ops[made[name]]) for name in results):
+            return None  # of no use apart from what reads it
         totals = {name: axis for name, axis in axes.items() if name in sums}
         sizes = {name: self.shape(name, name in sums)[axis] for name, axis in axes.items()}
         grains = {name: max(1, n * cut.grain // cut.length) for name, n in sizes.items()}
@@ -196,13 +200,26 @@ class Regions:
         """Which rows may be kept for the next part: none, those that convolutions make, all; one
         choice where no two parts need the same rows."""
         try:
-            if not self.overlapping(region):
+            if not self.overlapping(replace(region, again=self.all_again(region))):
                 return [frozenset()]
         except CannotSplitError:
             return []
         ops = [self.graph.ops[self.paper.place[name]] for name in region.ops]
         costly = frozenset(_values(op for op in ops if op.op_type in CONVOLUTIONS))
-        return list(dict.fromkeys((frozenset(), costly, frozenset(_values(ops)))))
+        every = frozenset(_values(op for op in ops if not is_either(op)))
+        return list(dict.fromkeys((frozenset(), costly, every)))
+
+    def all_again(self, region: Region) -> dict[str, int]:
+        """All that may be made again is, from the first row on."""
+        return {name: 0 for name in region.ops if name in self.paper.either}
+
+    def eithers(self, region: Region) -> dict[str, int]:
+        """Values of a region that stand for what is held or made again, and the length of the axis
+        that is in parts."""
+        names = [name for name in region.ops if name in self.paper.either]
+        parts = self.paper.rows(region) if names else []
+        wanted = {n: rows.wanted[n].axis for rows in parts for n in names if n in rows.wanted}
+        return {name: self.facts.shape(name)[axis] for name, axis in wanted.items()}
 
     def overlapping(self, region: Region) -> list[str]:
         """Values of which two parts compute the same rows where none are kept, in the order of the
@@ -215,6 +232,8 @@ class Regions:
         found: list[str] = []
         for place in self.paper.members(region):
             op = self.graph.ops[place]
+            if is_either(op):
+                continue
             pieces = [rows.pieces[op.name].made for rows in parts if op.name in rows.pieces]
             axis = pieces[0].axis if pieces else 0
             value = op.inputs[0] if op.writes[0] in region.sums else op.writes[0]

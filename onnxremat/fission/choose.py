@@ -23,6 +23,7 @@ from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Priced, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.trials import Trials
+from onnxremat.fission.twice import is_again, is_either
 from onnxremat.fission.tuning import MOST, Tuner
 from onnxremat.graph.axes import total_of
 from onnxremat.schedule.simulate import simulate
@@ -81,6 +82,30 @@ class Chooser(Trials):
         super().__init__(of, stop)
         self.tuner = Tuner(self)
         self.searches = {level: _Search([self.whole], WORK) for level in LEVELS}
+
+    def begin(self, other: Chooser) -> None:
+        """Begin with what was found of a graph without second makers of this one's images."""
+        for level, search in self.searches.items():
+            for at, rung in enumerate(other.searches[level].rungs):
+                self.level, self.left = level, WORK
+                found = self.price(tuple(self._with_eithers(r) for r in rung.regions))
+                if found is not None and found.peak <= self.whole.peak * STEP**at:
+                    search.rungs += [found] * (at + 1 - len(search.rungs))
+
+    def _with_eithers(self, region: Region) -> Region:
+        """A region with what its ops may make again."""
+        graph, able = self.graph, self.able
+        more = set[int]()
+        for place in able.paper.members(region):
+            waiting = [graph.producer[n] for n in graph.ops[place].reads if n in graph.producer]
+            while waiting:
+                made = waiting.pop()
+                op = graph.ops[made]
+                if made not in more and (is_either(op) or is_again(op)):
+                    more.add(made)
+                    waiting += [graph.producer[n] for n in op.reads if n in graph.producer]
+        ops = sorted({*more, *(self.place[name] for name in region.ops)})
+        return replace(region, ops=tuple(graph.ops[place].name for place in ops))
 
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
@@ -220,8 +245,45 @@ class Chooser(Trials):
             for region in (own, *(r for r in now.regions if reads.intersection(r.results))):
                 if 2 * len(region.parts) <= min(MOST, self.able.length(region)):
                     yield self._with(now, replace(region, parts=(1,) * (2 * len(region.parts))))
+        yield from self._again(now)
         for place in (peak, *self._sources(now, own)):
             yield from self._promising(now, limit, list(self._around(now, place, parts, every)))
+
+    def _again(self, now: Priced) -> Iterator[tuple[Region, ...]]:
+        """What a region may make again made again; and made for the first time together with what
+        is summed over it, so that nothing of it is held."""
+        for region in now.regions:
+            again = self.able.all_again(region)
+            if not again or again == region.again:
+                continue
+            regions = self._with(now, replace(region, again=again))
+            yield regions
+            for name in again:
+                regions = self._summed(regions, self.prices.paper.either[name])
+            if len(regions) < len(now.regions):
+                yield regions
+
+    def _summed(self, regions: tuple[Region, ...], value: str) -> tuple[Region, ...]:
+        """With one region that makes a value and what is summed over it."""
+        graph, either = self.graph, self.prices.paper.either
+        at = graph.producer[value]
+        places = {p for p in graph.readers[value] if graph.ops[p].name not in either} | {at}
+        names = {graph.ops[place].name for place in places}
+        both = [region for region in regions if not names.isdisjoint(region.ops)]
+        if not both or (len(both) == 1 and names.issubset(both[0].ops)):
+            return regions
+        inside = [self.place[name] for region in both for name in region.ops]
+        rest = tuple(region for region in regions if region not in both)
+        without = {name for region in rest for name in region.ops}
+        for found in self.able.within(min(inside), max(inside) + 1, at, without):
+            if names.issubset(found.ops) and value in found.results:
+                own = set(found.ops)
+                kept = frozenset(n for r in both for n in r.kept)
+                again = {n: row for r in both for n, row in r.again.items() if n in own}
+                parts = max((region.parts for region in both), key=len)
+                found = replace(found, parts=parts, kept=kept, again=again)
+                return (*rest, found)
+        return regions
 
     def _promising(
         self, now: Priced, limit: int, tries: list[tuple[Region, ...]]
@@ -277,6 +339,8 @@ class Chooser(Trials):
                     region = replace(region, parts=(1,) * most)
                     for kept in self.able.policies(region) if most > 1 else ():
                         yield self._with(now, replace(region, kept=kept))
+                        if again := self.able.all_again(region):
+                            yield self._with(now, replace(region, kept=kept, again=again))
 
     def _left_out(
         self, now: Priced, own: Region | None, peak: int, stretch: range
@@ -330,6 +394,7 @@ class Chooser(Trials):
                     {names[name]: grain for name, grain in region.grain.items()},
                     frozenset(names[name] for name in region.kept),
                     {names[name]: axis for name, axis in region.sums.items()},
+                    {names[name]: row for name, row in region.again.items()},
                 )
         return None
 
@@ -393,10 +458,12 @@ class Choosers:
         the best."""
         found = list[Priced]()
         for index, way in enumerate(self._ways):
-            if index and self._stop():
+            if index and (self._stop() or way.again and _best(found, limit).peak <= limit):
                 break
             if len(self._made) <= index:
                 self._made.append(Chooser(way, self._stop))
+                if way.again:
+                    self._made[-1].begin(self._made[-2])
             found.append(self._made[index].within(limit))
             if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
                 break

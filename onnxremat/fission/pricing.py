@@ -47,6 +47,7 @@ class Whole:
         reach: how far rows of masked scores see.
         rate: bytes per second, read or written, of ops that are as quick as what they move.
         kernels: what each kernel costs beside its rows.
+        again: large images may be made again, which takes time: for limits that no other way keeps.
     """
 
     graph: Graph
@@ -56,6 +57,7 @@ class Whole:
     reach: Reach = field(default_factory=dict)
     rate: float = 0.0
     kernels: KernelCosts = field(default_factory=KernelCosts)
+    again: bool = False
 
 
 class Effort(NamedTuple):

@@ -4,7 +4,7 @@ quickest."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onnxremat.fission.pricing import Effort, Priced, copy_effort
@@ -16,6 +16,7 @@ from onnxremat.graph.spans import CannotSplitError, Piece
 
 MOST = 64  # parts of a region
 COUNTS = (*range(2, 13), 14, 16, 20, 24, 32, 40, 48)  # parts that are tried in the end
+SHARES = 32  # rows are held or made again by such shares of an image
 KEEPING = 2  # times that each value of a region is looked at
 
 
@@ -29,12 +30,47 @@ class Tuner:
 
     def tuned(self, now: Priced, limit: int) -> Priced:
         """The same regions, in as few parts as keep the limit, with the rows kept that are
-        quickest."""
-        now = self.fewer(now, limit)
+        quickest, and as little made again."""
+        now = self.fewer(self._held(now, limit), limit)
         for region in now.regions:
             kept = self._kept(now, region, limit)
             if kept is not now:
                 now = self._fewest(kept, region, [_like(region, kept).kept], limit)
+        return self._held(now, limit)
+
+    def _held(self, now: Priced, limit: int) -> Priced:
+        """The same, with as many rows held that are made again as the limit has room for."""
+        for region in now.regions:
+            lengths = self.able.eithers(region) if region.again else {}
+            parts, most = len(region.parts), min(MOST, self.able.length(region))
+            while lengths and parts <= most and not self.trials.stop():
+                found = self._most_held(now, region, parts, lengths, limit)
+                if parts > len(region.parts) and found is now:
+                    break
+                now, parts = found, 2 * parts
+        return now
+
+    def _most_held(
+        self, now: Priced, region: Region, parts: int, lengths: Mapping[str, int], limit: int
+    ) -> Priced:
+        """A region in so many parts with as many rows held as the limit has room for, where that is
+        quicker than it is now: they are looked for by halving.
+
+        Args:
+            lengths: rows of each value that is held or made again.
+        """
+        own, low, high = _like(region, now), 0, SHARES + 1  # shares held: enough and too many
+        while high - low > 1 and not self.trials.stop():
+            middle = (low + high) // 2
+            rows = {name: size * middle // SHARES for name, size in lengths.items()}
+            again = rows if middle < SHARES else {}
+            found = self.trials.instead(now, replace(own, parts=(1,) * parts, again=again))
+            if found is None or found.peak > limit:
+                high = middle
+                continue
+            low = middle
+            if self.trials.seconds(found) < self.trials.seconds(now):
+                now = found
         return now
 
     def fewer(self, now: Priced, limit: int) -> Priced:
