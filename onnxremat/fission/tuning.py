@@ -4,7 +4,7 @@ quickest."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxremat.fission.pricing import Effort, Priced, copy_effort
@@ -39,38 +39,62 @@ class Tuner:
         return self._held(now, limit)
 
     def _held(self, now: Priced, limit: int) -> Priced:
-        """The same, with as many rows held that are made again as the limit has room for."""
+        """The same, with as many rows held that are made again as the limit has room for: there is
+        more in more parts, of the region and of those that make what it holds."""
         for region in now.regions:
-            lengths = self.able.eithers(region) if region.again else {}
-            parts, most = len(region.parts), min(MOST, self.able.length(region))
-            while lengths and parts <= most and not self.trials.stop():
-                found = self._most_held(now, region, parts, lengths, limit)
-                if parts > len(region.parts) and found is now:
+            before: Priced | None = None
+            ways: list[tuple[Region, ...]] = [()]
+            while region.again and now is not before and not self.trials.stop():
+                before = now
+                found = [self._most_held(before, region, finer, limit) for finer in ways]
+                now = min(found, key=self.trials.seconds)
+                own = _like(region, now)
+                makers = self._makers(now, own)
+                ways = [(own,), makers, (own, *makers)] if own.again else []
+                if not ways:
                     break
-                now, parts = found, 2 * parts
         return now
 
+    def _makers(self, now: Priced, region: Region) -> tuple[Region, ...]:
+        """Regions that make what one holds in part."""
+        held = {self.able.paper.either[name] for name in region.again}
+        return tuple(r for r in now.regions if r is not region and held.intersection(r.results))
+
     def _most_held(
-        self, now: Priced, region: Region, parts: int, lengths: Mapping[str, int], limit: int
+        self, now: Priced, region: Region, finer: Sequence[Region], limit: int
     ) -> Priced:
-        """A region in so many parts with as many rows held as the limit has room for, where that is
-        quicker than it is now: they are looked for by halving.
+        """A region with as many rows held as the limit has room for, where that is quicker than it
+        is now: they are looked for by halving.
 
         Args:
-            lengths: rows of each value that is held or made again.
+            finer: regions that are in twice as many parts then.
         """
-        own, low, high = _like(region, now), 0, SHARES + 1  # shares held: enough and too many
-        while high - low > 1 and not self.trials.stop():
-            middle = (low + high) // 2
+        own, kept = _like(region, now), []
+        for each in now.regions:
+            if each in finer:
+                parts = min(2 * len(each.parts), MOST, self.able.length(each))
+                each = replace(each, parts=(1,) * parts)
+            if each.ops == own.ops:
+                own = each
+            else:
+                kept.append(each)
+        lengths = self.able.eithers(own)
+        held = min((SHARES * own.again.get(n, size) // size for n, size in lengths.items()), default=0)
+        low, high = held, SHARES + 1  # shares held: enough and too many
+        middle = held if not finer else held + 1
+        while lengths and low < high and not self.trials.stop():
             rows = {name: size * middle // SHARES for name, size in lengths.items()}
             again = rows if middle < SHARES else {}
-            found = self.trials.instead(now, replace(own, parts=(1,) * parts, again=again))
+            found = self.trials.price((*kept, replace(own, again=again)))
             if found is None or found.peak > limit:
                 high = middle
-                continue
-            low = middle
-            if self.trials.seconds(found) < self.trials.seconds(now):
-                now = found
+            else:
+                low = middle
+                if self.trials.seconds(found) < self.trials.seconds(now):
+                    now = found
+            if high - low <= 1:
+                break
+            middle = (low + high) // 2
         return now
 
     def fewer(self, now: Priced, limit: int) -> Priced:
