@@ -100,6 +100,10 @@ class Regions:
                     break
         return list(found.values())
 
+    def splits(self, place: int) -> bool:
+        """An op goes in some region."""
+        return bool(self.within(place, place + 1, place))
+
     def _stretch(self, first: int, end: int, without: frozenset[str]) -> _Stretch:
         """Ops of the order but for these; the last stretches are remembered."""
         key = first, end, without
@@ -213,6 +217,38 @@ class Regions:
         """All that may be made again is, from the first row on."""
         return {name: 0 for name in region.ops if name in self.paper.either}
 
+    def with_eithers(self, region: Region) -> Region:
+        """A region with what stands for either before its ops, and all that this is made of."""
+        graph, more, waiting = self.graph, set[int](), self.paper.members(region)
+        inside = set(waiting)
+        while waiting:
+            for other in self.paper.before[waiting.pop()]:
+                op = graph.ops[other]
+                if other not in more and (is_either(op) or is_again(op)):
+                    more.add(other)
+                    waiting.append(other)
+        return replace(region, ops=tuple(graph.ops[at].name for at in sorted(inside | more)))
+
+    def summed(self, regions: tuple[Region, ...], value: str) -> tuple[Region, ...]:
+        """With one region that makes a value and what is summed over it, in place of several."""
+        graph, either, place = self.graph, self.paper.either, self.paper.place
+        at = graph.producer[value]
+        readers = {p for p in graph.readers[value] if graph.ops[p].name not in either}
+        names = {graph.ops[place].name for place in readers | {at}}
+        both = [region for region in regions if not names.isdisjoint(region.ops)]
+        if not both or (len(both) == 1 and names.issubset(both[0].ops)):
+            return regions
+        inside = [place[name] for region in both for name in region.ops]
+        rest = tuple(region for region in regions if region not in both)
+        without = {name for region in rest for name in region.ops}
+        for found in self.within(min(inside), max(inside) + 1, at, without):
+            if names.issubset(found.ops) and value in found.results:
+                kept = frozenset(name for region in both for name in region.kept)
+                again = {n: row for r in both for n, row in r.again.items() if n in found.ops}
+                parts = max((region.parts for region in both), key=len)
+                return (*rest, replace(found, parts=parts, kept=kept, again=again))
+        return regions
+
     def eithers(self, region: Region) -> dict[str, int]:
         """Values of a region that stand for what is held or made again, and the length of the axis
         that is in parts."""
@@ -305,7 +341,12 @@ class _Walk:
             made = self.graph.producer.get(name)
             if made is None or not self.left >> made & 1:
                 continue
-            if read is None or (name in self.wanted and self.wanted[name].axis != read.axis):
+            held = is_either(op) and name == op.inputs[0]  # it was made before
+            if (
+                held
+                or read is None
+                or (name in self.wanted and self.wanted[name].axis != read.axis)
+            ):
                 self.leave_out(made)
             else:
                 self.wanted[name] = self.wanted[name].hull(read) if name in self.wanted else read

@@ -23,7 +23,6 @@ from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Priced, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.trials import Trials
-from onnxremat.fission.twice import is_again, is_either
 from onnxremat.fission.tuning import MOST, Tuner
 from onnxremat.graph.axes import total_of
 from onnxremat.schedule.simulate import simulate
@@ -81,31 +80,17 @@ class Chooser(Trials):
     def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
         super().__init__(of, stop)
         self.tuner = Tuner(self)
-        self.searches = {level: _Search([self.whole], WORK) for level in LEVELS}
+        levels = LEVELS[:1] if of.again else LEVELS  # making again is a matter of rows, not calls
+        self.searches = {level: _Search([self.whole], WORK) for level in levels}
 
     def begin(self, other: Chooser) -> None:
         """Begin with what was found of a graph without second makers of this one's images."""
         for level, search in self.searches.items():
             for at, rung in enumerate(other.searches[level].rungs):
                 self.level, self.left = level, WORK
-                found = self.price(tuple(self._with_eithers(r) for r in rung.regions))
+                found = self.price(tuple(self.able.with_eithers(r) for r in rung.regions))
                 if found is not None and found.peak <= self.whole.peak * STEP**at:
                     search.rungs += [found] * (at + 1 - len(search.rungs))
-
-    def _with_eithers(self, region: Region) -> Region:
-        """A region with what its ops may make again."""
-        graph, able = self.graph, self.able
-        more = set[int]()
-        for place in able.paper.members(region):
-            waiting = [graph.producer[n] for n in graph.ops[place].reads if n in graph.producer]
-            while waiting:
-                made = waiting.pop()
-                op = graph.ops[made]
-                if made not in more and (is_either(op) or is_again(op)):
-                    more.add(made)
-                    waiting += [graph.producer[n] for n in op.reads if n in graph.producer]
-        ops = sorted({*more, *(self.place[name] for name in region.ops)})
-        return replace(region, ops=tuple(graph.ops[place].name for place in ops))
 
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
@@ -114,7 +99,7 @@ class Chooser(Trials):
         Whether a limit is kept depends on rungs alone: a looser one is, too.
         """
         tuned = set[object]()
-        for level in LEVELS:
+        for level in self.searches:
             self.level = level
             self._down(limit, tuned)
         return self.quickest(limit, self.of.kernels)
@@ -259,31 +244,9 @@ class Chooser(Trials):
             regions = self._with(now, replace(region, again=again))
             yield regions
             for name in again:
-                regions = self._summed(regions, self.prices.paper.either[name])
+                regions = self.able.summed(regions, self.able.paper.either[name])
             if len(regions) < len(now.regions):
                 yield regions
-
-    def _summed(self, regions: tuple[Region, ...], value: str) -> tuple[Region, ...]:
-        """With one region that makes a value and what is summed over it."""
-        graph, either = self.graph, self.prices.paper.either
-        at = graph.producer[value]
-        places = {p for p in graph.readers[value] if graph.ops[p].name not in either} | {at}
-        names = {graph.ops[place].name for place in places}
-        both = [region for region in regions if not names.isdisjoint(region.ops)]
-        if not both or (len(both) == 1 and names.issubset(both[0].ops)):
-            return regions
-        inside = [self.place[name] for region in both for name in region.ops]
-        rest = tuple(region for region in regions if region not in both)
-        without = {name for region in rest for name in region.ops}
-        for found in self.able.within(min(inside), max(inside) + 1, at, without):
-            if names.issubset(found.ops) and value in found.results:
-                own = set(found.ops)
-                kept = frozenset(n for r in both for n in r.kept)
-                again = {n: row for r in both for n, row in r.again.items() if n in own}
-                parts = max((region.parts for region in both), key=len)
-                found = replace(found, parts=parts, kept=kept, again=again)
-                return (*rest, found)
-        return regions
 
     def _promising(
         self, now: Priced, limit: int, tries: list[tuple[Region, ...]]
@@ -458,12 +421,14 @@ class Choosers:
         the best."""
         found = list[Priced]()
         for index, way in enumerate(self._ways):
-            if index and (self._stop() or way.again and _best(found, limit).peak <= limit):
+            if index and (self._stop() or (way.again and _best(found, limit).peak <= limit)):
                 break
             if len(self._made) <= index:
                 self._made.append(Chooser(way, self._stop))
                 if way.again:
                     self._made[-1].begin(self._made[-2])
+            if index + 1 < len(self._ways) and self._made[index].able.never_within(limit):
+                continue
             found.append(self._made[index].within(limit))
             if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
                 break
@@ -478,7 +443,7 @@ class Choosers:
         """An op is whole whatever is in parts: it goes in no region, nor is it written out."""
         for way in self._ways:
             place = next((p for p, op in enumerate(way.graph.ops) if op.name == name), None)
-            if place is None or Regions(Paper(way.graph)).within(place, place + 1, place):
+            if place is None or Regions(Paper(way.graph)).splits(place):
                 return False
         return True
 

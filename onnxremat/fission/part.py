@@ -160,10 +160,11 @@ class _Part:
             there = self.have[read] if read in inside else writer.stretches(read, span.axis)
             for tensor, held in there:
                 both = held.overlap(span)
-                if both.size > 0 and held.end > self.again.get(name, held.end):
-                    if read == op.inputs[0]:
-                        tensor, held = writer.cut(tensor, read, held, both), both
-                if both.size > 0:
+                if both.size <= 0:
+                    continue
+                if read == op.inputs[0] and held.end > self.again.get(name, held.end):
+                    found.append((writer.cut(tensor, read, held, both), both))
+                else:
                     found.append((tensor, held))
         self.have[name] = tuple(found)
 

@@ -262,9 +262,7 @@ class Prices:
         others = {name: uses.pop(name) for name in needs}
         return _Fragment(steps, needs, made, tiles, uses, others, self._effort(writer))
 
-    def _by_bounds(
-        self, writer: Writer, tiles: dict[str, tuple[Stretch, ...]]
-    ) -> dict[str, str]:
+    def _by_bounds(self, writer: Writer, tiles: dict[str, tuple[Stretch, ...]]) -> dict[str, str]:
         """Names of the stretches that a fragment hands out, by value and bounds: so that what reads
         them is the same whatever they are made of.
 

@@ -79,7 +79,8 @@ class Tuner:
             else:
                 kept.append(each)
         lengths = self.able.eithers(own)
-        held = min((SHARES * own.again.get(n, size) // size for n, size in lengths.items()), default=0)
+        shares = [SHARES * own.again.get(n, size) // size for n, size in lengths.items()]
+        held = min(shares, default=0)
         low, high = held, SHARES + 1  # shares held: enough and too many
         middle = held if not finer else held + 1
         while lengths and low < high and not self.trials.stop():

@@ -37,7 +37,7 @@ Number = TypeVar("Number", int, float)
 
 def is_either(op: Op) -> bool:
     """An op stands for rows that are held or made again."""
-    return op.name.endswith(EITHER)
+    return op.op_type == "Max" and op.name.endswith(EITHER)
 
 
 def is_again(op: Op) -> bool:
