@@ -12,6 +12,7 @@ from onnxremat.fission.twice import is_again, is_either
 from onnxremat.graph.axes import partial_of, piece_of, total_of
 from onnxremat.graph.ir import Op
 from onnxremat.graph.spans import CannotSplitError, Span
+from onnxremat.graph.traits import is_alias, takeover_inputs
 
 GRAINS = (1, 2, 4, 8, 16, 32, 64, 128)  # multiples that bounds of parts are tried at
 CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")  # rows that are dearer to make than to keep
@@ -103,6 +104,18 @@ class Regions:
     def splits(self, place: int) -> bool:
         """An op goes in some region."""
         return bool(self.within(place, place + 1, place))
+
+    def never_within(self, limit: int) -> bool:
+        """An op that goes in no region needs more bytes."""
+        size, made = self.graph.tensors, self.graph.producer
+        for place, op in enumerate(self.graph.ops):
+            reads = max((size[name].bytes for name in op.reads if name in made), default=0)
+            writes = max((size[name].bytes for name in op.writes), default=0)
+            in_place = is_alias(op) or takeover_inputs(op)
+            takes = max(reads, writes) if in_place else reads + writes
+            if takes > limit and not self.splits(place):
+                return True
+        return False
 
     def _stretch(self, first: int, end: int, without: frozenset[str]) -> _Stretch:
         """Ops of the order but for these; the last stretches are remembered."""
