@@ -49,7 +49,7 @@ def twice(graph: Graph, which: Collection[str] | None = None) -> Graph:
     """The graph with second makers of large images.
 
     Args:
-        which: values that stand for either; all that are worth it by default.
+        which: ops that stand for either or make something again; all that are worth it by default.
     """
     made = _Twice(graph)
     for name, tensor in graph.tensors.items():
@@ -62,7 +62,7 @@ def twice(graph: Graph, which: Collection[str] | None = None) -> Graph:
 
 def twice_for(graph: Graph, names: Collection[str]) -> Graph:
     """The graph with the second makers that some of these ops belong to."""
-    which = {name for name in names if name.endswith(EITHER)}
+    which = {name for name in names if name.endswith(EITHER) or AGAIN in name}
     return twice(graph, which) if which else graph
 
 
@@ -85,12 +85,14 @@ class _Either:
         at: place of the op that it is made again right before.
         readers: places of ops that read either.
         ops: that make it again, before that.
+        beside: it is made of another image that is made again; of several, the last.
     """
 
     name: str
     at: int
     readers: tuple[int, ...]
     ops: list[Op]
+    beside: bool
 
 
 class _TooLongError(Exception):
@@ -112,7 +114,7 @@ class _Twice:
     before: list[int] = field(default_factory=list)
     sums: int = 0
     largest: int = 0
-    eithers: list[_Either] = field(default_factory=list)
+    eithers: dict[str, _Either] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,18 +175,27 @@ class _Twice:
             chain.make(name)
         except _TooLongError:
             return
-        self.eithers.append(_Either(name, at, tuple(p for p, _ in late), list(chain.ops)))
+        readers = tuple(place for place, _ in late)
+        self.eithers[name] = _Either(name, at, readers, list(chain.ops), beside=False)
         for other, tensor in graph.tensors.items():
             place = graph.producer.get(other)
             if place is not None and place < at and SMALL * tensor.bytes >= size:
-                self._beside(other, place, chain, sums)
+                self._beside(other, at, chain, sums)
 
-    def _beside(self, name: str, place: int, chain: _Chain, sums: int) -> None:
-        """A second maker of a value that is made of what is made again anyway."""
+    def _beside(self, name: str, at: int, chain: _Chain, sums: int) -> None:
+        """A second maker of a value that is made of what is made again anyway.
+
+        Args:
+            at: place of the op that this is made again before.
+        """
         graph, uses = self.graph, self._uses(name)
+        place = graph.producer[name]
         if name in chain.made or name in graph.outputs or not uses or is_copy(graph.ops[place]):
             return
-        if not all(self._waits(behind, sums) for _, behind in uses):
+        known = self.eithers.get(name)
+        if known is not None and not known.beside:
+            return
+        if not all(p >= at and self._waits(behind, sums) for p, behind in uses):
             return
         if self.before[place] & sums or not chain.has(place):
             return
@@ -193,8 +204,9 @@ class _Twice:
             chain.make(name)
         except _TooLongError:
             return
-        at = min(p for p, _ in uses)
-        self.eithers.append(_Either(name, at, tuple(p for p, _ in uses), chain.ops[before:]))
+        readers = tuple(place for place, _ in uses)
+        self.eithers.pop(name, None)  # what stands for it comes behind all that it is made of
+        self.eithers[name] = _Either(name, min(readers), readers, chain.ops[before:], beside=True)
 
     def _waits(self, places: Collection[int], sums: int) -> bool:
         """All of these ops need some of these sums."""
@@ -202,13 +214,17 @@ class _Twice:
 
     def only(self, which: Collection[str]) -> None:
         """No others than these."""
-        self.eithers = [each for each in self.eithers if each.name + EITHER in which]
+        self.eithers = {
+            name: each
+            for name, each in self.eithers.items()
+            if name + EITHER in which or any(op.name in which for op in each.ops)
+        }
 
     def written(self) -> Graph:
         """The graph."""
         graph, before = self.graph, dict[int, list[Op]]()
         renamed: dict[int, dict[str, str]] = {}
-        for each in self.eithers:
+        for each in self.eithers.values():
             own = each.name + EITHER
             again = f"{each.name}{AGAIN}{each.ops[-1].name.partition(AGAIN)[2]}"
             self.tensors[own] = replace(self.tensors[each.name], name=own, role=Role.ACTIVATION)

@@ -26,18 +26,24 @@ ROWS, COLUMNS, WIDE = 48, 6, 16
 IMAGE = WIDE * ROWS * COLUMNS * 4  # bytes
 
 
-def residual(shortcut: bool = True) -> onnx.ModelProto:
-    """A block with two normalisations, of an image that a small one is made into."""
+def residual(early: bool = False) -> onnx.ModelProto:
+    """A block with two normalisations, of an image that a small one is made into.
+
+    Args:
+        early: the shortcut's product is made before anything else of the image.
+    """
     g = Drawn(0)
     shape = (1, WIDE, ROWS, COLUMNS)
     g.shapes["x"] = (1, 2, ROWS, COLUMNS)
     x = g.op("Conv", ["x", g.weight(WIDE, 2, 3, 3)], shape, pads=[1] * 4)
+    weight = g.weight(WIDE, WIDE, 1, 1)
+    beside = g.op("Conv", [x, weight], shape) if early else ""
     y = _normed(g, x)
-    beside = g.op("Conv", [x, g.weight(WIDE, WIDE, 1, 1)], shape) if shortcut else ""
+    beside = beside or g.op("Conv", [x, weight], shape)
     y = g.op("Conv", [y, g.weight(WIDE, WIDE, 3, 3)], shape, pads=[1] * 4)
     y = _normed(g, y)
     y = g.op("Conv", [y, g.weight(WIDE, WIDE, 3, 3)], shape, pads=[1] * 4)
-    y = g.op("Add", [y, beside], shape) if shortcut else y
+    y = g.op("Add", [y, beside], shape)
     return g.model("x", [g.op("Conv", [y, g.weight(1, WIDE, 1, 1)], (1, 1, ROWS, COLUMNS))])
 
 
@@ -145,6 +151,10 @@ def test_what_is_worth_a_second_maker() -> None:
     # The image, its first product, and the shortcut's, which is held as long.
     assert len(eithers) == 3
     assert all(made.tensors[op.outputs[0]].bytes == IMAGE for op in eithers)
+    # Held across both normalisations the shortcut's product is made again for the last alone.
+    names = [op.name for op in twice(_ways(residual(early=True))[0].graph).ops]
+    assert len(names) == len(set(names))
+    assert sum(name.endswith(EITHER) for name in names) == 3
     plain = graph_of("g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) { a = Exp (x) y = Neg (a) }")
     assert twice(plain) is plain
     # Held beyond the next normalisation anyway: the input of a block without a shortcut's product.
