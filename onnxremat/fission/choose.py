@@ -404,6 +404,7 @@ class Choosers:
     def __init__(self, ways: Sequence[Whole], stop: Callable[[], bool] = lambda: False) -> None:
         self._ways = list(ways)
         self._stop = stop
+        self._able = [Regions(Paper(way.graph)) for way in ways]
         self._made = [Chooser(ways[0], stop)]
 
     @property
@@ -421,13 +422,14 @@ class Choosers:
         the best."""
         found = list[Priced]()
         for index, way in enumerate(self._ways):
-            if index and (self._stop() or (way.again and _best(found, limit).peak <= limit)):
+            if found and (self._stop() or (way.again and _best(found, limit).peak <= limit)):
                 break
             if len(self._made) <= index:
                 self._made.append(Chooser(way, self._stop))
                 if way.again:
                     self._made[-1].begin(self._made[-2])
-            if index + 1 < len(self._ways) and self._made[index].able.never_within(limit):
+            able = self._able[index:]
+            if able[0].never_within(limit) and not all(a.never_within(limit) for a in able[1:]):
                 continue
             found.append(self._made[index].within(limit))
             if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
@@ -441,9 +443,9 @@ class Choosers:
 
     def never(self, name: str) -> bool:
         """An op is whole whatever is in parts: it goes in no region, nor is it written out."""
-        for way in self._ways:
-            place = next((p for p, op in enumerate(way.graph.ops) if op.name == name), None)
-            if place is None or Regions(Paper(way.graph)).splits(place):
+        for able in self._able:
+            place = able.paper.place.get(name)
+            if place is None or able.splits(place):
                 return False
         return True
 

@@ -97,6 +97,8 @@ def test_less_than_an_image_is_held_until_its_sums_are_known(
     assert found.seconds > choosers.whole.seconds
     wide = twice_for(held.graph, [name for region in found.regions for name in region.ops])
     _agrees(held.graph, split(wide, found.regions, 1), found.peak)
+    # Where no way keeps a limit none is left out, and the least is found that any has.
+    assert Choosers([held, again]).within(0).peak <= min(found.peak, 0.8 * alone.peak)
     # Where nothing has to be made again nothing is.
     loose = choosers.within(int(1.1 * alone.peak))
     assert not any(region.again for region in loose.regions)
