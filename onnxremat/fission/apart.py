@@ -29,7 +29,7 @@ def apart(graph: Graph) -> Graph:
     writer = _Writer(graph, dict(graph.tensors))
     largest = max((t.bytes for t in graph.tensors.values() if t.role is Role.ACTIVATION), default=0)
     for op in graph.ops:
-        if not _is_copy(op):
+        if not is_copy(op):
             continue
         readers = graph.readers.get(op.outputs[0], ())
         both = len(readers) > 1 or len(graph.readers[op.inputs[0]]) > 1
@@ -53,7 +53,7 @@ def seconds_apart(graph: Graph, known: Mapping[str, float]) -> dict[str, float]:
     return {**known, **{name: known[of] for name, of in like.items() if of in known}}
 
 
-def _is_copy(op: Op) -> bool:
+def is_copy(op: Op) -> bool:
     return op.domain == BLOCKED and op.op_type == "ReorderOutput"
 
 
@@ -67,7 +67,7 @@ def _last_reader(graph: Graph, place: int) -> int | None:
         return None
     source = op.inputs[0]
     before = {other for other in graph.readers[source] if other != place}
-    for copied in [graph.ops[other] for other in before if _is_copy(graph.ops[other])]:
+    for copied in [graph.ops[other] for other in before if is_copy(graph.ops[other])]:
         before.update(graph.readers.get(copied.outputs[0], ()))
     larger = graph.tensors[op.outputs[0]].bytes > graph.tensors[source].bytes
     return None if larger or not before or max(before) > place else max(before)
@@ -119,7 +119,7 @@ class _Writer:
         """Without copies that nobody reads any more."""
         ops = [op for each in self.ops for op in each]
         read = {name for op in ops for name in op.reads}.union(self.graph.outputs)
-        ops = [op for op in ops if not _is_copy(op) or op.outputs[0] in read]
+        ops = [op for op in ops if not is_copy(op) or op.outputs[0] in read]
         made = read.union(self.graph.inputs, *(op.writes for op in ops))
         tensors = {name: t for name, t in self.tensors.items() if name in made}
         return replace(self.graph, ops=tuple(ops), tensors=tensors)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import length_of
+from onnxremat.fission.twice import is_again, is_either
 from onnxremat.graph.axes import partial_of, piece_of, total_of
 from onnxremat.graph.ir import Op
 from onnxremat.graph.spans import CannotSplitError, Span
+from onnxremat.graph.traits import is_alias, takeover_inputs
 
 GRAINS = (1, 2, 4, 8, 16, 32, 64, 128)  # multiples that bounds of parts are tried at
 CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")  # rows that are dearer to make than to keep
@@ -98,6 +100,22 @@ class Regions:
                     found.setdefault(key, region)
                     break
         return list(found.values())
+
+    def splits(self, place: int) -> bool:
+        """An op goes in some region."""
+        return bool(self.within(place, place + 1, place))
+
+    def never_within(self, limit: int) -> bool:
+        """An op that goes in no region needs more bytes."""
+        size, made = self.graph.tensors, self.graph.producer
+        for place, op in enumerate(self.graph.ops):
+            reads = max((size[name].bytes for name in op.reads if name in made), default=0)
+            writes = max((size[name].bytes for name in op.writes), default=0)
+            in_place = is_alias(op) or takeover_inputs(op)
+            takes = max(reads, writes) if in_place else reads + writes
+            if takes > limit and not self.splits(place):
+                return True
+        return False
 
     def _stretch(self, first: int, end: int, without: frozenset[str]) -> _Stretch:
         """Ops of the order but for these; the last stretches are remembered."""
@@ -187,6 +205,9 @@ class Regions:
             self.graph.ops[place].name for place in stretch.inside if walk.left >> place & 1
         )
         results = {name: axis for name, axis in axes.items() if name not in sums}
+        ops, made = self.graph.ops, self.graph.producer
+        if any(is_either(ops[made[name]]) or is_again(ops[made[name]]) for name in results):
+            return None  # of no use apart from what reads it
         totals = {name: axis for name, axis in axes.items() if name in sums}
         sizes = {name: self.shape(name, name in sums)[axis] for name, axis in axes.items()}
         grains = {name: max(1, n * cut.grain // cut.length) for name, n in sizes.items()}
@@ -196,13 +217,58 @@ class Regions:
         """Which rows may be kept for the next part: none, those that convolutions make, all; one
         choice where no two parts need the same rows."""
         try:
-            if not self.overlapping(region):
+            if not self.overlapping(replace(region, again=self.all_again(region))):
                 return [frozenset()]
         except CannotSplitError:
             return []
         ops = [self.graph.ops[self.paper.place[name]] for name in region.ops]
         costly = frozenset(_values(op for op in ops if op.op_type in CONVOLUTIONS))
-        return list(dict.fromkeys((frozenset(), costly, frozenset(_values(ops)))))
+        every = frozenset(_values(op for op in ops if not is_either(op)))
+        return list(dict.fromkeys((frozenset(), costly, every)))
+
+    def all_again(self, region: Region) -> dict[str, int]:
+        """All that may be made again is, from the first row on."""
+        return {name: 0 for name in region.ops if name in self.paper.either}
+
+    def with_eithers(self, region: Region) -> Region:
+        """A region with what stands for either before its ops, and all that this is made of."""
+        graph, more, waiting = self.graph, set[int](), self.paper.members(region)
+        inside = set(waiting)
+        while waiting:
+            for other in self.paper.before[waiting.pop()]:
+                op = graph.ops[other]
+                if other not in more and (is_either(op) or is_again(op)):
+                    more.add(other)
+                    waiting.append(other)
+        return replace(region, ops=tuple(graph.ops[at].name for at in sorted(inside | more)))
+
+    def summed(self, regions: tuple[Region, ...], value: str) -> tuple[Region, ...]:
+        """With one region that makes a value and what is summed over it, in place of several."""
+        graph, either, place = self.graph, self.paper.either, self.paper.place
+        at = graph.producer[value]
+        readers = {p for p in graph.readers[value] if graph.ops[p].name not in either}
+        names = {graph.ops[place].name for place in readers | {at}}
+        both = [region for region in regions if not names.isdisjoint(region.ops)]
+        if not both or (len(both) == 1 and names.issubset(both[0].ops)):
+            return regions
+        inside = [place[name] for region in both for name in region.ops]
+        rest = tuple(region for region in regions if region not in both)
+        without = {name for region in rest for name in region.ops}
+        for found in self.within(min(inside), max(inside) + 1, at, without):
+            if names.issubset(found.ops) and value in found.results:
+                kept = frozenset(name for region in both for name in region.kept)
+                again = {n: row for r in both for n, row in r.again.items() if n in found.ops}
+                parts = max((region.parts for region in both), key=len)
+                return (*rest, replace(found, parts=parts, kept=kept, again=again))
+        return regions
+
+    def eithers(self, region: Region) -> dict[str, int]:
+        """Values of a region that stand for what is held or made again, and the length of the axis
+        that is in parts."""
+        names = [name for name in region.ops if name in self.paper.either]
+        parts = self.paper.rows(region) if names else []
+        wanted = {n: rows.wanted[n].axis for rows in parts for n in names if n in rows.wanted}
+        return {name: self.facts.shape(name)[axis] for name, axis in wanted.items()}
 
     def overlapping(self, region: Region) -> list[str]:
         """Values of which two parts compute the same rows where none are kept, in the order of the
@@ -215,6 +281,8 @@ class Regions:
         found: list[str] = []
         for place in self.paper.members(region):
             op = self.graph.ops[place]
+            if is_either(op):
+                continue
             pieces = [rows.pieces[op.name].made for rows in parts if op.name in rows.pieces]
             axis = pieces[0].axis if pieces else 0
             value = op.inputs[0] if op.writes[0] in region.sums else op.writes[0]
@@ -286,7 +354,12 @@ class _Walk:
             made = self.graph.producer.get(name)
             if made is None or not self.left >> made & 1:
                 continue
-            if read is None or (name in self.wanted and self.wanted[name].axis != read.axis):
+            held = is_either(op) and name == op.inputs[0]  # it was made before
+            if (
+                held
+                or read is None
+                or (name in self.wanted and self.wanted[name].axis != read.axis)
+            ):
                 self.leave_out(made)
             else:
                 self.wanted[name] = self.wanted[name].hull(read) if name in self.wanted else read

@@ -80,7 +80,17 @@ class Chooser(Trials):
     def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
         super().__init__(of, stop)
         self.tuner = Tuner(self)
-        self.searches = {level: _Search([self.whole], WORK) for level in LEVELS}
+        levels = LEVELS[:1] if of.again else LEVELS  # making again is a matter of rows, not calls
+        self.searches = {level: _Search([self.whole], WORK) for level in levels}
+
+    def begin(self, other: Chooser) -> None:
+        """Begin with what was found of a graph without second makers of this one's images."""
+        for level, search in self.searches.items():
+            for at, rung in enumerate(other.searches[level].rungs):
+                self.level, self.left = level, WORK
+                found = self.price(tuple(self.able.with_eithers(r) for r in rung.regions))
+                if found is not None and found.peak <= self.whole.peak * STEP**at:
+                    search.rungs += [found] * (at + 1 - len(search.rungs))
 
     def within(self, limit: int) -> Priced:
         """The quickest way found to keep ``limit`` bytes of live values and scratch, or the one
@@ -89,7 +99,7 @@ class Chooser(Trials):
         Whether a limit is kept depends on rungs alone: a looser one is, too.
         """
         tuned = set[object]()
-        for level in LEVELS:
+        for level in self.searches:
             self.level = level
             self._down(limit, tuned)
         return self.quickest(limit, self.of.kernels)
@@ -220,8 +230,23 @@ class Chooser(Trials):
             for region in (own, *(r for r in now.regions if reads.intersection(r.results))):
                 if 2 * len(region.parts) <= min(MOST, self.able.length(region)):
                     yield self._with(now, replace(region, parts=(1,) * (2 * len(region.parts))))
+        yield from self._again(now)
         for place in (peak, *self._sources(now, own)):
             yield from self._promising(now, limit, list(self._around(now, place, parts, every)))
+
+    def _again(self, now: Priced) -> Iterator[tuple[Region, ...]]:
+        """What a region may make again made again; and made for the first time together with what
+        is summed over it, so that nothing of it is held."""
+        for region in now.regions:
+            again = self.able.all_again(region)
+            if not again or again == region.again:
+                continue
+            regions = self._with(now, replace(region, again=again))
+            yield regions
+            for name in again:
+                regions = self.able.summed(regions, self.able.paper.either[name])
+            if len(regions) < len(now.regions):
+                yield regions
 
     def _promising(
         self, now: Priced, limit: int, tries: list[tuple[Region, ...]]
@@ -277,6 +302,8 @@ class Chooser(Trials):
                     region = replace(region, parts=(1,) * most)
                     for kept in self.able.policies(region) if most > 1 else ():
                         yield self._with(now, replace(region, kept=kept))
+                        if again := self.able.all_again(region):
+                            yield self._with(now, replace(region, kept=kept, again=again))
 
     def _left_out(
         self, now: Priced, own: Region | None, peak: int, stretch: range
@@ -330,6 +357,7 @@ class Chooser(Trials):
                     {names[name]: grain for name, grain in region.grain.items()},
                     frozenset(names[name] for name in region.kept),
                     {names[name]: axis for name, axis in region.sums.items()},
+                    {names[name]: row for name, row in region.again.items()},
                 )
         return None
 
@@ -376,6 +404,7 @@ class Choosers:
     def __init__(self, ways: Sequence[Whole], stop: Callable[[], bool] = lambda: False) -> None:
         self._ways = list(ways)
         self._stop = stop
+        self._able = [Regions(Paper(way.graph)) for way in ways]
         self._made = [Chooser(ways[0], stop)]
 
     @property
@@ -393,10 +422,15 @@ class Choosers:
         the best."""
         found = list[Priced]()
         for index, way in enumerate(self._ways):
-            if index and self._stop():
+            if found and (self._stop() or (way.again and _best(found, limit).peak <= limit)):
                 break
             if len(self._made) <= index:
                 self._made.append(Chooser(way, self._stop))
+                if way.again:
+                    self._made[-1].begin(self._made[-2])
+            able = self._able[index:]
+            if able[0].never_within(limit) and not all(a.never_within(limit) for a in able[1:]):
+                continue
             found.append(self._made[index].within(limit))
             if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
                 break
@@ -409,9 +443,9 @@ class Choosers:
 
     def never(self, name: str) -> bool:
         """An op is whole whatever is in parts: it goes in no region, nor is it written out."""
-        for way in self._ways:
-            place = next((p for p, op in enumerate(way.graph.ops) if op.name == name), None)
-            if place is None or Regions(Paper(way.graph)).within(place, place + 1, place):
+        for able in self._able:
+            place = able.paper.place.get(name)
+            if place is None or able.splits(place):
                 return False
         return True
 

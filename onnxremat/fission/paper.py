@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import Rows, rows_of
+from onnxremat.fission.twice import is_again, is_either
 from onnxremat.graph.axes import blocked_values
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.spans import CannotSplitError, Facts
@@ -21,6 +22,7 @@ class Paper:
         writes: what it writes.
         before: places of the ops whose outputs it reads.
         blocked: values whose channels lie in blocks.
+        either: values that stand for either, what is held or what is made again, and what is held.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -29,6 +31,7 @@ class Paper:
         self.place = {op.name: index for index, op in enumerate(graph.ops)}
         self.writes = [op.writes for op in graph.ops]
         self.before = graph.predecessors()
+        self.either = {op.outputs[0]: op.inputs[0] for op in graph.ops if is_either(op)}
         self._rows: dict[tuple[object, ...], list[Rows]] = {}
 
     def rows(self, region: Region) -> list[Rows]:
@@ -57,7 +60,8 @@ class Paper:
             raise CannotSplitError(f"{error} is not in the graph") from None
 
     def due(self, regions: Sequence[Region]) -> Iterator[int | Region]:
-        """Ops outside of regions and whole regions, each once all that it reads is there.
+        """Ops outside of regions and whole regions, each once all that it reads is there. What is
+        made again is where a region needs it alone.
 
         Raises:
             CannotSplitError: as :meth:`rows`.
@@ -73,7 +77,8 @@ class Paper:
                 done.update(inside)
                 written = {name for rows in self.rows(region) for name in rows.pieces}
                 inside = [place for place in inside if ops[place].name in written]
-            before = sorted({before for place in inside for before in self.before[place]})
+            again = region.again if region is not None else {}
+            before = sorted({at for place in inside for at in self._waits(place, again)})
             return iter(before), inside, index if region is None else region
 
         def asked(index: int) -> Iterator[int | Region]:
@@ -93,6 +98,21 @@ class Paper:
                 continue
             if op.name in of:
                 yield from asked(index)
-            else:  # in a topological order, all that it reads is there
+            elif not is_again(op):  # in a topological order, all that it reads is there
                 done.add(index)
                 yield index
+
+    def _waits(self, place: int, again: Mapping[str, int]) -> Sequence[int]:
+        """Places of the ops that make what an op reads.
+
+        Args:
+            again: as of its region.
+        """
+        op = self.graph.ops[place]
+        if not is_either(op):
+            return self.before[place]
+        row = again.get(op.outputs[0])
+        held, made = (self.graph.producer[name] for name in op.inputs)
+        if row is None:
+            return (held,)
+        return (held, made) if row else (made,)

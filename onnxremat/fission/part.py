@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from onnxremat.fission.nodes import with_attributes
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import Rows, bounds_of
+from onnxremat.fission.twice import is_either
 from onnxremat.fission.writer import Stretch, Writer
 from onnxremat.graph.axes import total_of
 from onnxremat.graph.axis_sums import MEAN
@@ -36,7 +37,8 @@ def write_region(writer: Writer, region: Region, tag: str) -> None:
     for number, rows in enumerate(parts):
         asked = {name: spans[number] for name, spans in bounds.items() if spans[number].size}
         later = _later(parts[number + 1 :], region.kept)
-        _Part(writer, f"/{tag}p{number}", ops, rows, asked, later, held, totals).write()
+        end = f"/{tag}p{number}"
+        _Part(writer, end, ops, rows, asked, later, held, totals, region.again).write()
 
 
 class _Sum:
@@ -83,6 +85,7 @@ class _Part:
         later: the first row of each kept value that a part after it reads.
         held: rows of kept values, from the parts before it.
         totals: values that are sums over all parts.
+        again: as of the region.
         have: rows that are there, per value of the region.
         read: stretches that were taken already.
     """
@@ -95,6 +98,7 @@ class _Part:
     later: Mapping[str, int]
     held: dict[str, tuple[Stretch, ...]]
     totals: Mapping[str, _Sum]
+    again: Mapping[str, int]
     have: dict[str, tuple[Stretch, ...]] = field(default_factory=dict)
     read: dict[tuple[str, Span | None], str] = field(default_factory=dict)
 
@@ -110,9 +114,11 @@ class _Part:
         }
         for op in self.ops:
             piece = self.rows.pieces.get(op.name)
-            if piece is not None:
+            if piece is not None and is_either(op):
+                self._either(op, piece, inside)
+            elif piece is not None:
                 self._write_op(op, piece, inside)
-            for name in op.writes:
+            for name in () if is_either(op) else op.writes:
                 self._made(name, piece, self.rows.new.get(op.name))
             used = [n for n in op.reads if n in inside and last.get(n) == op.name]
             for name in (*used, *(n for n in op.writes if n not in last)):
@@ -145,6 +151,22 @@ class _Part:
             writer.tensor(tensor, name, shape)
             if total:
                 total.add(tensor, made.size / whole)
+
+    def _either(self, op: Op, piece: Piece, inside: set[str]) -> None:
+        """Rows that are held, and those that were made again: no op of its own."""
+        writer, name, found = self.writer, op.outputs[0], list[Stretch]()
+        for read, span in piece.taken(op.inputs):
+            assert span is not None
+            there = self.have[read] if read in inside else writer.stretches(read, span.axis)
+            for tensor, held in there:
+                both = held.overlap(span)
+                if both.size <= 0:
+                    continue
+                if read == op.inputs[0] and held.end > self.again.get(name, held.end):
+                    found.append((writer.cut(tensor, read, held, both), both))
+                else:
+                    found.append((tensor, held))
+        self.have[name] = tuple(found)
 
     def _made(self, name: str, piece: Piece | None, new: Span | None) -> None:
         """What is there of a value: new rows, and those of parts before that are kept."""

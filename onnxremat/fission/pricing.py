@@ -47,6 +47,7 @@ class Whole:
         reach: how far rows of masked scores see.
         rate: bytes per second, read or written, of ops that are as quick as what they move.
         kernels: what each kernel costs beside its rows.
+        again: large images may be made again, which takes time: for limits that no other way keeps.
     """
 
     graph: Graph
@@ -56,6 +57,7 @@ class Whole:
     reach: Reach = field(default_factory=dict)
     rate: float = 0.0
     kernels: KernelCosts = field(default_factory=KernelCosts)
+    again: bool = False
 
 
 class Effort(NamedTuple):
@@ -153,6 +155,7 @@ class Prices:
         self._there = frozenset(n for n, t in of.graph.tensors.items() if t.role in fixed)
         self._tensors: dict[str, Tensor] = {}  # what fragments hand out
         self._known: dict[object, tuple[_Fragment, object]] = {}
+        self._stretches: dict[tuple[Stretch, ...], tuple[Stretch, ...]] = {}
         self._reading: dict[object, tuple[str, ...]] = {}  # what regions read
         self._steps = 0
         self._number = count()
@@ -204,8 +207,7 @@ class Prices:
         """
         key, reads = self._reads(item)
         given = {name: tiles[name] for name in reads if name in tiles}
-        # Stretches are made with a fragment, and are others where that is written anew. What they
-        # are known by is theirs as long as they are there: they are held.
+        # Stretches of one value with the same bounds are one object, which is held.
         whole = key, tuple([(name, id(stretches)) for name, stretches in given.items()])
         found, _ = self._known.pop(whole, (None, None))
         if found is None:
@@ -248,33 +250,51 @@ class Prices:
         return self._digested(writer, given)
 
     def _digested(self, writer: Writer, given: Mapping[str, tuple[Stretch, ...]]) -> _Fragment:
-        steps = tuple(self._step(writer, op) for op in writer.ops)
+        tiles = {name: writer.tiles.get(name, ()) for name in (*given, *writer.tiles)}
+        names = self._by_bounds(writer, tiles)
+        steps = tuple(self._step(writer, op, names) for op in writer.ops)
         made = frozenset(make[0] for step in steps for make in step.makes)
         uses: dict[str, int] = {}
         for step in steps:
             for name in step.mentions:
                 uses[name] = uses.get(name, 0) + 1
-        tiles = {name: writer.tiles.get(name, ()) for name in (*given, *writer.tiles)}
-        for stretches in tiles.values():
-            for name, _ in stretches:
-                if name in writer.made:
-                    self._tensors[name] = writer.made[name]
         needs = frozenset(uses) - made
         others = {name: uses.pop(name) for name in needs}
         return _Fragment(steps, needs, made, tiles, uses, others, self._effort(writer))
 
-    def _step(self, writer: Writer, op: Op) -> _Step:
-        there, tensors = self._there, writer.tensors
-        reads = tuple([name for name in op.inputs + op.captures if name and name not in there])
+    def _by_bounds(self, writer: Writer, tiles: dict[str, tuple[Stretch, ...]]) -> dict[str, str]:
+        """Names of the stretches that a fragment hands out, by value and bounds: so that what reads
+        them is the same whatever they are made of.
+
+        Args:
+            tiles: with these names, then.
+        """
+        names: dict[str, str] = {}
+        for value, stretches in tiles.items():
+            found = list[Stretch]()
+            for name, span in stretches:
+                own = name
+                if name in writer.made and name not in names:
+                    own = names[name] = f"{value}~{span.axis}:{span.first}:{span.end}"
+                    self._tensors[own] = writer.made[name]
+                found.append((own, span))
+            tiles[value] = self._stretches.setdefault(tuple(found), tuple(found))
+        return names
+
+    def _step(self, writer: Writer, op: Op, names: Mapping[str, str]) -> _Step:
+        there, tensors, known = self._there, writer.tensors, names.get
+        reads = tuple(
+            [known(name, name) for name in op.inputs + op.captures if name and name not in there]
+        )
         makes = []
         for position, name in enumerate(op.outputs):
             if not name:
                 continue
             shared, takes = "", tuple[str, ...]()
             if position == 0 and op.op_type not in COPIES and name not in self._outputs:
-                shared = op.inputs[0] if is_alias(op) else ""
-                takes = () if shared else _takes(op, tensors, there)
-            makes.append((name, tensors[name].bytes, shared, takes))
+                shared = known(op.inputs[0], op.inputs[0]) if is_alias(op) else ""
+                takes = () if shared else _takes(op, tensors, there, names)
+            makes.append((known(name, name), tensors[name].bytes, shared, takes))
         of, share = writer.shares.get(op.name, (op.name, 1.0))
         scratch = self.of.scratch.get(of, 0)
         fixed = WORKSPACE if op.op_type in CONVOLUTIONS else 0
@@ -332,14 +352,16 @@ def copy_effort(size: int, rate: float = 0.0) -> tuple[int, float]:
     return near, (size - near) / min(most, max(least, rate / 2))
 
 
-def _takes(op: Op, tensors: Mapping[str, Tensor], there: frozenset[str]) -> tuple[str, ...]:
-    """Inputs whose buffers the first output may take over where they die."""
+def _takes(
+    op: Op, tensors: Mapping[str, Tensor], there: frozenset[str], known: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Inputs, as they are known, whose buffers the first output may take over where they die."""
     positions, out = takeover_inputs(op), tensors[op.outputs[0]]
     if not positions or out.shape is None:
         return ()
     names = (op.inputs[position] for position in positions)
     return tuple(
-        name for name in names
+        known.get(name, name) for name in names
         if name and name not in there and (tensors[name].shape, tensors[name].bytes)
         == (out.shape, out.bytes)
     )  # fmt: skip

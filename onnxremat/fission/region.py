@@ -25,6 +25,9 @@ class Region:
             rows that two parts need are computed in both.
         sums: what is read elsewhere and put together from what every part gives (a sum, a mean, a
             largest value), and the axis of the op's first input along which that is in parts.
+        again: values that stand for either, what is held or what is made again, and the row from
+            which on it is made again; others are held (:mod:`onnxremat.fission.twice`).
+        until: of results that are made again, how many of the first rows are read elsewhere.
     """
 
     ops: tuple[str, ...]
@@ -33,12 +36,16 @@ class Region:
     grain: Mapping[str, int]
     kept: frozenset[str] = frozenset()
     sums: Mapping[str, int] = field(default_factory=dict)
+    again: Mapping[str, int] = field(default_factory=dict)
+    until: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal for equal regions."""
         axes, grain = tuple(sorted(self.axes.items())), tuple(sorted(self.grain.items()))
-        return self.ops, axes, frozenset(self.sums), grain, self.parts, self.kept
+        again, until = tuple(sorted(self.again.items())), tuple(sorted(self.until.items()))
+        sums, parts = frozenset(self.sums), self.parts
+        return self.ops, axes, sums, grain, parts, self.kept, again, until
 
     @property
     def pieces(self) -> int:
@@ -75,6 +82,8 @@ class Region:
             "grain": dict(self.grain),
             "kept": sorted(self.kept),
             "sums": dict(self.sums),
+            "again": dict(self.again),
+            "until": dict(self.until),
         }
 
     @classmethod
@@ -92,6 +101,8 @@ class Region:
                 {str(name): int(grain) for name, grain in data["grain"].items()},
                 frozenset(map(str, data["kept"])),
                 {str(name): int(axis) for name, axis in data.get("sums", {}).items()},
+                {str(name): int(row) for name, row in data.get("again", {}).items()},
+                {str(name): int(row) for name, row in data.get("until", {}).items()},
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(

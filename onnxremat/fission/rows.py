@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from onnxremat.fission.region import Region
+from onnxremat.fission.twice import is_either
 from onnxremat.graph.axes import partial_of, piece_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Span
@@ -51,7 +52,7 @@ def rows_of(graph: Graph, facts: Facts, region: Region) -> list[Rows]:
     for index in range(len(region.parts)):
         asked = {name: spans[index] for name, spans in bounds.items() if spans[index].size}
         before = {n: done[n] for n in region.kept if n in done}
-        rows = _part(inside, facts, made, asked, before, region.sums)
+        rows = _part(inside, facts, made, asked, before, region)
         parts.append(rows)
         for op in inside:
             if op.name in rows.new:
@@ -63,8 +64,14 @@ def rows_of(graph: Graph, facts: Facts, region: Region) -> list[Rows]:
 
 
 def bounds_of(graph: Graph, facts: Facts, region: Region) -> dict[str, list[Span]]:
-    """What every part makes of each result, and sums of what is summed."""
-    return {name: region.spans(name, length_of(graph, facts, region, name)) for name in region.axes}
+    """What every part makes of each result that is read, and sums of what is summed."""
+    return {
+        name: [
+            replace(span, end=max(span.first, min(span.end, region.until.get(name, span.end))))
+            for span in region.spans(name, length_of(graph, facts, region, name))
+        ]
+        for name in region.axes
+    }
 
 
 def length_of(graph: Graph, facts: Facts, region: Region, name: str) -> int:
@@ -81,14 +88,14 @@ def _part(
     made: set[str],
     asked: Mapping[str, Span],
     done: Mapping[str, Span],
-    sums: Collection[str],
+    region: Region,
 ) -> Rows:
     """Rows of one part.
 
     Args:
         asked: what the results need of it.
         done: rows of kept values that parts before it have made.
-        sums: values of which it makes a part of the sum.
+        region: that it is a part of.
     """
     rows = Rows(dict(asked))
     for op in reversed(inside):
@@ -98,7 +105,10 @@ def _part(
         new = _new(span, op, done)
         if new is None:
             continue
-        piece = (partial_of if op.writes[0] in sums else piece_of)(op, facts, new)
+        if is_either(op):
+            piece = either_of(op, new, region.again)
+        else:
+            piece = (partial_of if op.writes[0] in region.sums else piece_of)(op, facts, new)
         rows.pieces[op.name], rows.new[op.name] = piece, new
         for name, read in piece.taken(op.inputs):
             if name not in made:
@@ -107,6 +117,19 @@ def _part(
                 raise WholeNeededError(name)
             rows.wanted[name] = rows.wanted[name].hull(read) if name in rows.wanted else read
     return rows
+
+
+def either_of(op: Op, span: Span, again: Mapping[str, int]) -> Piece:
+    """Rows that are held, which come first, or made again.
+
+    Args:
+        again: the row from which on they are made again, per value; held where it is not there.
+    """
+    row = again.get(op.outputs[0], span.end)
+    held = Span(span.axis, span.first, min(span.end, row))
+    made = Span(span.axis, max(span.first, row), span.end)
+    unread = tuple(at for at, each in enumerate((held, made)) if each.size <= 0)
+    return Piece((held, made), span, unread=unread)
 
 
 def _hull(wanted: Mapping[str, Span], op: Op) -> Span | None:

@@ -4,11 +4,13 @@ search's work they took."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from onnxremat.cost.table import KernelCosts
 from onnxremat.fission.candidates import Regions
 from onnxremat.fission.pricing import Priced, Prices, Whole
 from onnxremat.fission.region import Region
+from onnxremat.fission.twice import is_either
 from onnxremat.graph.spans import CannotSplitError
 
 PUT_TOGETHER = 16  # pieces that are put together in the time that one takes to be written
@@ -47,6 +49,7 @@ class Trials:
 
     def price(self, regions: tuple[Region, ...]) -> Priced | None:
         """The graph with these regions, None where it cannot be written."""
+        regions = self._read(regions)
         keys = {region.key: region.pieces for region in regions}
         key = frozenset(keys)
         if key not in self.paid:
@@ -59,6 +62,23 @@ class Trials:
             except CannotSplitError:
                 self.known[key] = None
         return self.known[key]
+
+    def _read(self, regions: tuple[Region, ...]) -> tuple[Region, ...]:
+        """The regions, told how much of their results is read elsewhere."""
+        either, graph = self.prices.paper.either, self.graph
+        if not either:
+            return regions
+        rows = {either[n]: row for region in regions for n, row in region.again.items()}
+        found = []
+        for region in regions:
+            ops = {self.place[name] for name in region.ops}
+            until = {
+                name: row for name, row in rows.items()
+                if name in region.results
+                and all(p in ops or is_either(graph.ops[p]) for p in graph.readers[name])
+            }  # fmt: skip
+            found.append(region if until == region.until else replace(region, until=until))
+        return tuple(found)
 
     def instead(self, now: Priced, region: Region) -> Priced | None:
         """A region instead of the one of the same ops."""

@@ -16,6 +16,7 @@ from onnxremat.graph.spans import CannotSplitError, Piece
 
 MOST = 64  # parts of a region
 COUNTS = (*range(2, 13), 14, 16, 20, 24, 32, 40, 48)  # parts that are tried in the end
+SHARES = 32  # rows are held or made again by such shares of an image
 KEEPING = 2  # times that each value of a region is looked at
 
 
@@ -29,12 +30,72 @@ class Tuner:
 
     def tuned(self, now: Priced, limit: int) -> Priced:
         """The same regions, in as few parts as keep the limit, with the rows kept that are
-        quickest."""
-        now = self.fewer(now, limit)
+        quickest, and as little made again."""
+        now = self.fewer(self._held(now, limit), limit)
         for region in now.regions:
             kept = self._kept(now, region, limit)
             if kept is not now:
                 now = self._fewest(kept, region, [_like(region, kept).kept], limit)
+        return self._held(now, limit)
+
+    def _held(self, now: Priced, limit: int) -> Priced:
+        """The same, with as many rows held that are made again as the limit has room for: there is
+        more in more parts, of the region and of those that make what it holds."""
+        for region in now.regions:
+            before: Priced | None = None
+            ways: list[tuple[Region, ...]] = [()]
+            while region.again and now is not before and not self.trials.stop():
+                before = now
+                found = [self._most_held(before, region, finer, limit) for finer in ways]
+                now = min(found, key=self.trials.seconds)
+                own = _like(region, now)
+                makers = self._makers(now, own)
+                ways = [(own,), makers, (own, *makers)] if own.again else []
+                if not ways:
+                    break
+        return now
+
+    def _makers(self, now: Priced, region: Region) -> tuple[Region, ...]:
+        """Regions that make what one holds in part."""
+        held = {self.able.paper.either[name] for name in region.again}
+        return tuple(r for r in now.regions if r is not region and held.intersection(r.results))
+
+    def _most_held(
+        self, now: Priced, region: Region, finer: Sequence[Region], limit: int
+    ) -> Priced:
+        """A region with as many rows held as the limit has room for, where that is quicker than it
+        is now: they are looked for by halving.
+
+        Args:
+            finer: regions that are in twice as many parts then.
+        """
+        own, kept = _like(region, now), []
+        for each in now.regions:
+            if each in finer:
+                parts = min(2 * len(each.parts), MOST, self.able.length(each))
+                each = replace(each, parts=(1,) * parts)
+            if each.ops == own.ops:
+                own = each
+            else:
+                kept.append(each)
+        lengths = self.able.eithers(own)
+        shares = [SHARES * own.again.get(n, size) // size for n, size in lengths.items()]
+        held = min(shares, default=0)
+        low, high = held, SHARES + 1  # shares held: enough and too many
+        middle = held if not finer else held + 1
+        while lengths and low < high and not self.trials.stop():
+            rows = {name: size * middle // SHARES for name, size in lengths.items()}
+            again = rows if middle < SHARES else {}
+            found = self.trials.price((*kept, replace(own, again=again)))
+            if found is None or found.peak > limit:
+                high = middle
+            else:
+                low = middle
+                if self.trials.seconds(found) < self.trials.seconds(now):
+                    now = found
+            if high - low <= 1:
+                break
+            middle = (low + high) // 2
         return now
 
     def fewer(self, now: Priced, limit: int) -> Priced:

@@ -15,7 +15,7 @@ from onnxremat.fission.masked import Narrowed, Reach
 from onnxremat.fission.paper import Paper
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Op, Role, Tensor
-from onnxremat.graph.spans import Span
+from onnxremat.graph.spans import CannotSplitError, Span
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
 CONSTANT = "fission/"  # begins the names of constants that are made here
@@ -69,17 +69,24 @@ class Writer:
     def whole(self, name: str) -> str:
         """A value joined, where it is there in parts."""
         if name in self.tiles:
-            self.join(name, self.tiles.pop(name), name)
+            (*_, (_, last)) = tiles = self.tiles.pop(name)
+            if last.end < self.facts.shape(name)[last.axis]:
+                raise CannotSplitError(f"not all of '{name}' is there")
+            self.join(name, tiles, name)
         return name
 
     def outside(self, name: str, span: Span | None) -> str:
         """Rows of a value that is made outside of the region at hand."""
-        if name in self.tiles and (span is None or self.tiles[name][0][1].axis != span.axis):
-            self.whole(name)
         if span is None:
-            return name
-        whole = Span(span.axis, 0, self.facts.shape(name)[span.axis])
-        return self.gather(name, self.tiles.get(name, ((name, whole),)), span)
+            return self.whole(name)
+        return self.gather(name, self.stretches(name, span.axis), span)
+
+    def stretches(self, name: str, axis: int) -> tuple[Stretch, ...]:
+        """What there is of a value that is made outside of the region at hand, along an axis."""
+        if name in self.tiles and self.tiles[name][0][1].axis != axis:
+            self.whole(name)
+        whole = Span(axis, 0, self.facts.shape(name)[axis])
+        return self.tiles.get(name, ((name, whole),))
 
     def gather(self, name: str, stretches: Sequence[Stretch], span: Span) -> str:
         """Rows of a value that is there in stretches."""

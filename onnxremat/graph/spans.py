@@ -55,17 +55,20 @@ class Piece:
         made: the stretch that comes out: what was asked for, or a little more, to be cropped.
         attributes: attributes with other values; None for one that is left out.
         constants: integer inputs (shapes) with other values.
+        unread: positions of inputs that this stretch does not need.
     """
 
     reads: tuple[Span | None, ...]
     made: Span
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    unread: tuple[int, ...] = ()
 
     def taken(self, inputs: Sequence[str]) -> list[tuple[str, Span | None]]:
         """What is read of the inputs with these names, but for those with other values."""
         both = zip(inputs, self.reads, strict=True)
-        return [each for index, each in enumerate(both) if index not in self.constants]
+        left = {*self.constants, *self.unread}
+        return [each for index, each in enumerate(both) if index not in left]
 
 
 class Facts:

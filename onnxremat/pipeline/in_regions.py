@@ -15,6 +15,7 @@ from onnxremat.fission.opened import norms_of, opened, opened_for, rate_of, seco
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
+from onnxremat.fission.twice import as_first, twice, twice_for
 from onnxremat.fission.writer import CONSTANT
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -34,7 +35,8 @@ def channels_per_block(graph: Graph) -> int:
 
 def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole]:
     """What is to be computed in parts: the graph as it is; and where it has normalisations over
-    images or large values in two layouts, the graph with these written out or apart.
+    images or large values in two layouts, the graph with these written out or apart; and with
+    second makers of large images.
 
     Args:
         folder: of its external weights.
@@ -46,6 +48,11 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
     if wide is not graph:
         seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
         found.append(replace(found[0], graph=wide, seconds=seconds))
+    both = twice(wide)
+    if both is not wide:
+        last = found[-1]
+        seconds, scratch = as_first(both, last.seconds), as_first(both, last.scratch)
+        found.append(replace(last, graph=both, seconds=seconds, scratch=scratch, again=True))
     return found
 
 
@@ -96,6 +103,7 @@ def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Gra
     """
     names = [name for region in regions for name in region.ops]
     wide = _wide(graph) if any(APART in name for name in names) else opened_for(graph, names)
+    wide = twice_for(wide, names)
     known = {op.name for op in wide.ops}
     for region in regions:
         if not known.issuperset(region.ops):
