@@ -5,7 +5,7 @@ bias that it can add on the way; where a tensor is made in one layout and read i
 copied, once for all who read it so. Nothing else matters, so the best choice for all ops together
 is a least cut: an op on the near side works on blocks.
 
-What a product gains and what a copy takes was measured on an Intel processor (block_rows.py).
+What a product gains and what a copy takes was measured on an Intel processor (blocked_rows.py).
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class _Choice:
 
     def _added(self, op: Op) -> Op | None:
         """The product, or the bias added to one, that an Add of two rows reads alone."""
-        if op.op_type != "Add" or len(op.reads) != 2 or self.rows.biased(op):
+        if op.op_type != "Add" or len(self.rows.fitting.intersection(op.reads)) != 2:
             return None
         for name in op.inputs:
             maker = self.rows.maker.get(self.rows.root(name))

@@ -179,7 +179,7 @@ class _InBlocks:
             if reader is None or not self.rows.same_rows(reader):
                 break
             result = reader.outputs[0]
-        if reader is None or len(reader.reads) != 2:
+        if reader is None or len(self.rows.fitting.intersection(reader.reads)) != 2:
             return False
         slope = self.slopes.get(reader.name)
         if reader.op_type != "Add" and (slope is None or slope.product != reader.name):

@@ -24,6 +24,7 @@ BENT = {
     "tanh": 'r = Gelu<approximate="tanh">(h)',
     "gated": "s = Sigmoid(h)\n p = Mul(h, s)\n r = Mul(p, two)",
     "rectified": "q = Relu(h)\n r = Mul(q, q)",
+    "shifted": "k = Add(h, two)\n r = Mul(k, k)",
 }
 
 
@@ -130,7 +131,7 @@ def test_gradients_are_the_same_whatever_lies_in_blocks(
     for node in model.graph.node:
         node.input[:] = ["x0" if name == "x" else name for name in node.input]
     model.graph.node.insert(0, onnx.helper.make_node("Mul", ["x", "s"], ["x0"], "scaled"))
-    value = np.linspace(0.5, 1.5, 32, dtype=np.float32)
+    value = np.random.default_rng(5).uniform(0.5, 1.5, 32).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(value, "s"))
     _, expected = gradients(model)
     drawn(monkeypatch, seed)
