@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = parse("g (float[8] x) => (float[8] y) { a = Sin(x) y = Cos(a) }").SerializeToString()
 
 
-def harness(*arguments: object) -> subprocess.CompletedProcess[str]:
+def harness(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """``python -m tests.fuzz`` in a process of its own: cases are forked from it."""
     command = [sys.executable, "-m", "tests.fuzz", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=ROOT, text=True, capture_output=True, check=False,
+        command, cwd=folder, text=True, capture_output=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
@@ -38,12 +38,13 @@ def test_what_was_found_stays_right_and_the_same_few_cases(tmp_path: Path) -> No
     files = sorted(FOLDER.glob("*.zip"))
     assert files
     done = harness(
-        "--again", *files, "--seed", 0, "--cases", 3, "--jobs", 2, "--keep", tmp_path / "found"
-    )
+        "--again", *files, "--seed", 0, "--cases", 3, "--jobs", 2, "--keep", tmp_path / "found",
+        folder=tmp_path,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": right") == len(files)
     assert "3 cases" in done.stdout
-    assert not (ROOT / "cache").exists()  # of measured costs: in the folders of the cases
+    assert not (tmp_path / "cache").exists()  # of measured costs: in the folders of the cases
 
 
 def test_equal_draws_are_equal_cases() -> None:

@@ -19,6 +19,12 @@ def product(d: Draw, op: str) -> Node:
     return Node(op, [d.normal(*a), d.normal(*b)], {}, d.of((9, 13)))
 
 
+@draws("Det")
+def determinant(d: Draw, op: str) -> Node:
+    lead, rows = d.shape(high=3, least=0, most=2), d.whole(1, 4)
+    return Node(op, [d.normal(*lead, rows, rows)], {}, d.of((11, 22)))
+
+
 @draws("FusedMatMul TransposeMatMul", MS)
 def transposed_product(d: Draw, op: str) -> Node:
     rows, inner, columns = d.wholes(1, 3, 3)
