@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import torch
 from torch.nn import functional as F  # noqa: N812
 
@@ -45,8 +47,20 @@ def _fused_conv(n: Node) -> Tensor:
     return _activated(n, y + n[3] if n.has(3) else y, list(n.get("activation_params", [])))
 
 
+def _det(n: Node) -> Tensor:
+    """Leibniz's sum over permutations: PyTorch's own gradient of a singular matrix is 0, where that
+    of a matrix of rank n - 1 is not."""
+    x = n[0]
+    rows = range(x.shape[-1])
+    total = torch.zeros(x.shape[:-2], dtype=x.dtype)
+    for order in permutations(rows):
+        turned = sum(order[i] > order[j] for i in rows for j in range(i + 1, len(rows)))
+        total = total + (-1) ** turned * x[..., list(rows), list(order)].prod(-1)
+    return total
+
+
 PRODUCTS: dict[str, Operator] = {
-    "Det": lambda n: torch.linalg.det(n[0]),
+    "Det": _det,
     "Einsum": lambda n: torch.einsum(n.get("equation"), *(t for t in n.inputs if t is not None)),
     "Gemm": _gemm,
     "MatMul": lambda n: n[0] @ n[1],
