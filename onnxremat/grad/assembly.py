@@ -1,4 +1,5 @@
-"""From emitted ops to a graph: outputs under their names in the signature, no dead ops."""
+"""From emitted ops to a graph: outputs under their names in the signature, no dead ops; who makes
+and reads what."""
 
 from __future__ import annotations
 
@@ -56,6 +57,15 @@ def _without_idle_outputs(op: Op, wanted: Collection[str]) -> Op:
     while not used[-1]:
         used.pop()
     return replace(op, outputs=tuple(used))
+
+
+def makers_and_readers(ops: Sequence[Op]) -> tuple[dict[str, Op], dict[str, list[Op]]]:
+    """For each tensor the op that makes it, and those that read it, as they are listed."""
+    readers: dict[str, list[Op]] = {}
+    for op in ops:
+        for name in op.reads:
+            readers.setdefault(name, []).append(op)
+    return {name: op for op in ops for name in op.writes}, readers
 
 
 def needed(ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:

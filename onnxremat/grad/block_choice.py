@@ -16,6 +16,7 @@ from collections.abc import Collection, Hashable, Sequence
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.assembly import makers_and_readers
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
 from onnxremat.graph.least_cut import ENDLESS, Network
@@ -45,17 +46,12 @@ class Rows:
     def __init__(self, t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> None:
         self.t, self.ops, self.outputs = t, ops, outputs
         self.axes = {each.name: each for each in t.initializers if len(each.dims) == 1}
-        self.maker = {name: op for op in ops for name in op.writes}
-        self.readers: dict[str, list[Op]] = {}
-        for op in ops:
-            for name in op.reads:
-                self.readers.setdefault(name, []).append(op)
-        self.fitting = {name for name in (*self.maker, *self.readers) if self._fits(name)}
+        self.maker, self.readers = makers_and_readers(ops)
+        self.fitting = {name for name in (*self.maker, *self.readers) if fits(t, name)}
 
     def matrix(self, name: str) -> Shape:
         """[rows, features] of a tensor; nothing of one without axes."""
-        shape = self.t.shape(name)
-        return (math.prod(shape[:-1]), shape[-1]) if shape else ()
+        return _matrix(self.t, name)
 
     def root(self, name: str, apart: Collection[str] = ()) -> str:
         """The rows that some are another shape of; not beyond ops that are named."""
@@ -78,6 +74,19 @@ class Rows:
         if op.op_type != "Size":
             return False
         return op.name.startswith("update/") or not self.matrix(op.inputs[0])[0] % self.t.block
+
+    def reads(self, op: Op, name: str, names: Collection[str]) -> str:
+        """How an op wants a tensor: as "rows", in "either" layout (its own), or not at all: "none".
+
+        Args:
+            names: of the ops that work on blocks, or may.
+        """
+        if op.name not in names:
+            return "none" if self.only_waits(op) else "rows"
+        if not is_product(op):
+            return "either"
+        factors = self.over_rows(op)
+        return "either" if name == (factors[0] if factors else op.inputs[0]) else "rows"
 
     def filled(self, rows: int) -> int:
         """Rows of so many whole blocks."""
@@ -121,18 +130,25 @@ class Rows:
         widths = self.t.shape(first)[1], self.t.shape(second)[1]
         return (first, second) if widths[0] > widths[1] else (second, first)
 
-    def _fits(self, name: str) -> bool:
-        if self.t.tensors[name].shape is None or self.t.dtype(name) != onnx.TensorProto.FLOAT:
-            return False
-        rows, columns = self.matrix(name) or (0, 0)
-        return rows >= ROWS and columns >= FEATURES and not columns % self.t.block
-
     def _summed(self, op: Op) -> set[int]:
         """Axes of a ReduceSum that the backward pass emitted; none of any other op."""
         if op.op_type != "ReduceSum" or len(op.inputs) < 2 or op.inputs[1] not in self.axes:
             return set()
         rank = self.t.rank(op.inputs[0])
         return {int(axis) % rank for axis in numpy_helper.to_array(self.axes[op.inputs[1]])}
+
+
+def fits(t: Tape, name: str) -> bool:
+    """Whether a tensor is rows enough, of features that fill whole blocks."""
+    if t.tensors[name].shape is None or t.dtype(name) != onnx.TensorProto.FLOAT:
+        return False
+    rows, columns = _matrix(t, name) or (0, 0)
+    return rows >= ROWS and columns >= FEATURES and not columns % t.block
+
+
+def _matrix(t: Tape, name: str) -> Shape:
+    shape = t.shape(name)
+    return (math.prod(shape[:-1]), shape[-1]) if shape else ()
 
 
 def is_product(op: Op) -> bool:
@@ -230,7 +246,7 @@ class _Choice:
         always = name in self.rows.outputs
         copies = set[tuple[str, str, bool]]()
         for op in self.rows.readers.get(name, []):
-            how = self._reads(op, name)
+            how = self.rows.reads(op, name, self.able)
             always |= how == "rows"
             if how == "either":
                 copy = ("in", name, backward(op))
@@ -256,17 +272,6 @@ class _Choice:
         maker = self.rows.maker.get(name)
         able = maker is not None and maker.name in self.able and not is_sum(maker)
         return maker.name if maker is not None and able else self.net.far
-
-    def _reads(self, op: Op, name: str) -> str:
-        """How an op wants a tensor: as rows, in either layout (its own), or not at all."""
-        if op.op_type == "Size":
-            return "none" if self.rows.only_waits(op) else "rows"
-        if op.name not in self.able:
-            return "rows"
-        if not is_product(op):
-            return "either"
-        factors = self.rows.over_rows(op)
-        return "either" if name == (factors[0] if factors else op.inputs[0]) else "rows"
 
     def _price(self, name: str, each: float) -> int:
         """Picoseconds that a copy takes; rows that fill no whole blocks are copied twice."""

@@ -23,9 +23,17 @@ import onnx
 from onnx import helper
 
 from onnxremat.device.host import made_by_intel
-from onnxremat.grad import block_choice
-from onnxremat.grad.block_choice import Rows, attribute, backward, chosen, is_product, is_sum
-from onnxremat.grad.block_gelu import slopes
+from onnxremat.grad.block_choice import (
+    TIMES,
+    Rows,
+    attribute,
+    backward,
+    chosen,
+    fits,
+    is_product,
+    is_sum,
+)
+from onnxremat.grad.block_gelu import Slope, slopes
 from onnxremat.grad.roles import inherit
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
@@ -47,12 +55,10 @@ def with_rows_in_blocks(t: Tape, ops: Sequence[Op], outputs: Collection[str]) ->
 
 def one_product(t: Tape, a: str, b: str) -> bool:
     """Whether a.T @ b of two matrices is left as one Gemm, which may be made in blocks."""
-    if not t.block or t.dtype(a) != onnx.TensorProto.FLOAT:
+    if not t.block:
         return False
     narrow, wide = sorted((t.shape(a)[1], t.shape(b)[1]))
-    blocks = not narrow % t.block and not wide % t.block
-    enough = t.shape(a)[0] >= block_choice.ROWS and narrow >= block_choice.FEATURES
-    return blocks and enough and wide <= block_choice.TIMES * narrow and made_by_intel()
+    return fits(t, a) and fits(t, b) and wide <= TIMES * narrow and made_by_intel()
 
 
 class _InBlocks:
@@ -72,8 +78,7 @@ class _InBlocks:
         # Products, and what they have as a bias, that are made as they are added to others.
         self.waiting: dict[str, tuple[Op, list[str]]] = {}
         self.backward = False  # what is being emitted
-        fit = [each for each in slopes(rows, names) if self._made_with(each.dy)]
-        self.slopes = {name: each for each in fit for name in each.ops}
+        self.slopes = self._fitting_slopes()
 
     def made(self) -> list[Op]:
         """All ops."""
@@ -140,8 +145,8 @@ class _InBlocks:
         """Keep blocks for those who read them; copied to rows for those who read these."""
         t, rows = self.t, self.rows
         self.blocks[result] = made
-        readers = rows.readers.get(result, [])
-        if result not in rows.outputs and not any(self._reads_rows(op, result) for op in readers):
+        ways = (rows.reads(op, result, self.names) for op in rows.readers.get(result, []))
+        if result not in rows.outputs and "rows" not in ways:
             return {}
         count, columns = rows.matrix(result)
         filled = rows.filled(count)
@@ -151,14 +156,6 @@ class _InBlocks:
         )  # fmt: skip
         made = t.slice(t.reshape(made, (filled, columns)), [0], [0], [count])
         return {t.reshape(made, t.shape(result)): result}
-
-    def _reads_rows(self, op: Op, name: str) -> bool:
-        if op.name not in self.names:
-            return not self.rows.only_waits(op)
-        if not is_product(op):
-            return False
-        factors = self.rows.over_rows(op)
-        return name != (factors[0] if factors else op.inputs[0])
 
     def _with_bias(self, op: Op) -> bool:
         """Whether a product is made as the bias is added to it."""
@@ -170,8 +167,18 @@ class _InBlocks:
         )
 
     def _is_added(self, op: Op) -> bool:
-        """Whether a product is only read, perhaps in another shape, to be added to other rows, or
-        as what a slope is multiplied with."""
+        """Whether a product is only read to be added to other rows, or as what a slope is
+        multiplied with."""
+        reader = self._read_at(op)
+        if reader is None:
+            return False
+        added = reader.op_type == "Add" and len(self.rows.fitting.intersection(reader.reads)) == 2
+        slope = self.slopes.get(reader.name)
+        return added or (slope is not None and slope.product == reader.name)
+
+    def _read_at(self, op: Op) -> Op | None:
+        """The op that alone reads what an op makes, perhaps in another shape, and before anything
+        that waits for it."""
         result, waiting = op.outputs[0], list[Op]()
         while True:
             waiting += filter(self.rows.only_waits, self.rows.readers.get(result, []))
@@ -179,23 +186,19 @@ class _InBlocks:
             if reader is None or not self.rows.same_rows(reader):
                 break
             result = reader.outputs[0]
-        if reader is None or len(self.rows.fitting.intersection(reader.reads)) != 2:
-            return False
-        slope = self.slopes.get(reader.name)
-        if reader.op_type != "Add" and (slope is None or slope.product != reader.name):
-            return False
-        return all(self.place[each.name] > self.place[reader.name] for each in waiting)
+        late = reader and all(self.place[op.name] > self.place[reader.name] for op in waiting)
+        return reader if late else None
 
-    def _made_with(self, name: str) -> bool:
-        """Whether weights make some rows, that nothing reads but one op."""
-        if self._only_reader(name) is None:
-            return False
-        maker = self.rows.maker.get(name)
-        if maker is None or maker.name not in self.names:
-            return False
-        if self.rows.same_rows(maker):
-            return self._made_with(maker.inputs[0])
-        return is_product(maker) and not is_sum(maker) and len(maker.inputs) == 2
+    def _fitting_slopes(self) -> dict[str, Slope]:
+        """Slopes whose other factor weights make, and nothing else reads; by names of their ops."""
+        found = {each.product: each for each in slopes(self.rows, self.names)}
+        made = [
+            self._read_at(op)
+            for op in self.rows.ops
+            if op.name in self.names and is_product(op) and not is_sum(op) and len(op.inputs) == 2
+        ]
+        fit = [found[reader.name] for reader in made if reader and reader.name in found]
+        return {name: each for each in fit for name in each.ops}
 
     def _slope(self, op: Op) -> str:
         """One of the ops of a slope of Gelu; see block_gelu.py."""

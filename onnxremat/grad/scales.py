@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from onnx import numpy_helper
 
+from onnxremat.grad.assembly import makers_and_readers
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.tape import FLOATS, Tape
 from onnxremat.graph.ir import Op
@@ -46,11 +47,7 @@ class _Scales:
             for tensor in t.initializers
             if t.size(tensor.name) == 1
         }
-        self.made = {name: op for op in ops for name in op.writes}
-        self.readers: dict[str, list[Op]] = {}
-        for op in ops:
-            for name in op.reads:
-                self.readers.setdefault(name, []).append(op)
+        self.made, self.readers = makers_and_readers(ops)
 
     def single(self, op: Op) -> Op:
         """The op, made of what its input was scaled from where that is needed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 
 import numpy as np
@@ -46,10 +47,16 @@ def net(bent: str, tokens: int = 16) -> onnx.ModelProto:
     }}""",
         opset=20,
     )
-    for k, name in enumerate(SIZES):
-        value = np.random.default_rng(k).standard_normal(SIZES[name]) / 4
-        stored = numpy_helper.from_array(value.astype(np.float32), name)
-        model.graph.initializer.append(stored)
+    return with_weights(model, SIZES, 0.25)
+
+
+def with_weights(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
+) -> onnx.ModelProto:
+    """The model with normal numbers stored in it."""
+    for k, (name, shape) in enumerate(shapes.items()):
+        value = scale * np.random.default_rng(k).standard_normal(shape)
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
     return model
 
 
@@ -152,9 +159,7 @@ def test_sums_of_products_are_made_by_convolutions(block: int) -> None:
         e = Mul(d, c)
         z = Softmax(e)
     }""")
-    for k, (name, shape) in enumerate({"s": (32,), **dict.fromkeys("uvw", (32, 32))}.items()):
-        value = np.random.default_rng(k).standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    with_weights(model, {"s": (32,), **dict.fromkeys("uvw", (32, 32))})
     step = differentiate(model, optimizer=None, blocked=block)
     added = [n for n in step.graph.node if n.op_type == "Conv" and len(n.input) == 4]
     assert len(added) == 2
@@ -242,9 +247,7 @@ def test_wide_logits_are_not_copied(classes: int, made: int, block: int) -> None
         h = Mul(x, s)
         z = MatMul(h, w)
     }}""")
-    for name, shape in {"s": (32,), "w": (32, classes)}.items():
-        value = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    with_weights(model, {"s": (32,), "w": (32, classes)})
     step = differentiate(model, optimizer=None, blocked=block)
     assert kinds(step).count("Conv") == made
 
