@@ -15,6 +15,7 @@ from onnx import helper
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
 from onnxremat.grad.assembly import named, needed
+from onnxremat.grad.attention_sums import with_short_sums
 from onnxremat.grad.blocked import in_blocks
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
@@ -182,9 +183,8 @@ class _Builder:
         """Emit the loss; returns the cotangents the walk starts from."""
         t, name = self.tape, self.settings.loss_output
         self.loss = LOSS if name == LOSS else t.fresh(LOSS)
-        self.target, self.loss_kind, self.prediction = "", "model", name or ""
+        self.target, self.loss_kind, self.prediction, self.classes = "", "model", name or "", 0
         self.loss_settings: dict[str, object] = {}
-        self.classes = 0
         if name is not None:
             if name not in self.graph.outputs:
                 raise UsageError(
@@ -403,9 +403,10 @@ class _Builder:
         ops, outputs = named(self.tape, every, self.outputs)
         if self.settings.portable:
             ops = without_training_kernels(self.tape, ops)
+        known = Constants(self.graph, self.chosen)
+        ops = with_short_sums(self.tape, ops, outputs, known)
         if self.settings.blocked:
             ops = in_blocks(self.tape, ops, outputs)
-        known = Constants(self.graph, self.chosen)
         ops = with_single_scales(self.tape, ops, known, {*self.inputs})
         ops = [with_phase(op) for op in needed(ops, outputs)]
         if self.turns:
@@ -450,9 +451,8 @@ class _Builder:
         frame.graph.name = f"{source.graph.name or 'model'}_training"
         for field, names in ((frame.graph.input, inputs), (frame.graph.output, outputs)):
             field.extend(helper.make_tensor_value_info(n, t.dtype(n), t.shape(n)) for n in names)
-        trained = set(inputs)
-        stored = {tensor.name: tensor for tensor in source.graph.initializer} | self.weights
-        stored.update((tensor.name, tensor) for tensor in t.initializers)
+        made = (*source.graph.initializer, *self.weights.values(), *t.initializers)
+        stored, trained = {tensor.name: tensor for tensor in made}, set(inputs)
         frame.graph.initializer.extend(
             tensor
             for name, tensor in stored.items()

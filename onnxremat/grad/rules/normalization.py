@@ -22,26 +22,34 @@ def through_moments(t: Tape, dxhat: str, xhat: str, inverse: str, axes: list[int
 
 @vjp("LayerNormalization", variant="saved", reads="x0 x1 y1 y2")
 def layer_norm_saved(call: Call) -> Cotangents:
-    """y = s xhat + b, xhat = (x - mean) / spread over the last axes. Keeps x and 1/spread, makes
-    xhat again by one LayerNormalization; sums over rows are products with a vector of ones."""
+    """y = s xhat + b, xhat = (x - mean) / spread over the last axes. Keeps x, mean and 1/spread;
+    xhat is never made: what is divided by the spread are sums over rows and of rows."""
+    t = call.tape
     axis = call.attribute("axis", -1) % len(call.shape())
     shape = (*call.shape()[:axis], *[1] * (len(call.shape()) - axis))
-    stash = T.FLOAT if call.attribute("stash_type", 1) == 1 else call.tape.dtype(call.x)
-    call.extra(1, stash, shape)
-    inverse = call.extra(2, stash, shape)
-    return _layer_norm(call, axis, call.tape.cast(inverse, call.tape.dtype(call.x)))
+    stash = T.FLOAT if call.attribute("stash_type", 1) == 1 else t.dtype(call.x)
+    mean = call.extra(1, stash, shape)
+    inverse = t.cast(call.extra(2, stash, shape), t.dtype(call.x))
+    if stash == t.dtype(call.x):
+        return _layer_norm(call, axis, inverse, t.sub(call.x, mean), inverse)
+    ones = t.constant([1.0] * math.prod(call.shape()[axis:]), t.dtype(call.op.inputs[1]))
+    xhat = t.op(
+        "LayerNormalization", call.x, t.reshape(ones, call.shape()[axis:]), axis=axis,
+        epsilon=call.attribute("epsilon", 1e-5),
+    )  # fmt: skip
+    return _layer_norm(call, axis, inverse, xhat)
 
 
 @vjp("LayerNormalization", variant="portable", reads="x0 x1")
 def layer_norm_portable(call: Call) -> Cotangents:
-    """As the saved variant, for providers without the outputs 1 and 2: 1/spread made again."""
+    """As the saved variant, for providers without the outputs 1 and 2: both made again."""
     t = call.tape
     axis = call.attribute("axis", -1) % len(call.shape())
     axes = list(range(axis, len(call.shape())))
     centred = t.sub(call.x, t.mean(call.x, axes))
     variance = t.mean(t.mul(centred, centred), axes)
     inverse = t.reciprocal_sqrt(t.add(variance, call.attribute("epsilon", 1e-5)))
-    return _layer_norm(call, axis, inverse)
+    return _layer_norm(call, axis, inverse, centred, inverse)
 
 
 @vjp("LayerNormalization", variant="output", reads="x1 x2 y0 y2", exact=False)
@@ -59,33 +67,36 @@ def layer_norm_output(call: Call) -> Cotangents:
     return _layer_norm(call, axis, t.cast(inverse, t.dtype(call.x)), xhat)
 
 
-def _layer_norm(call: Call, axis: int, inverse: str, xhat: str = "") -> Cotangents:
-    t, x, scale, dy = call.tape, call.x, call.op.inputs[1], call.dy
+def _layer_norm(call: Call, axis: int, inverse: str, z: str, factor: str = "") -> Cotangents:
+    """dx = (g - mean(g) - xhat mean(g xhat)) / spread, g = s dy.
+
+    Args:
+        inverse: 1/spread of each row.
+        z, factor: their product is xhat; ``factor`` a number for each row, none for 1.
+    """
+    t, scale = call.tape, call.op.inputs[1]
     width = math.prod(call.shape()[axis:])
-    rows = t.size(x) // width
-    epsilon, ones = call.attribute("epsilon", 1e-5), [1.0] * width
-    if xhat:
-        xhat = t.reshape(xhat, (rows, width))
-    else:
-        xhat = t.op(
-            "LayerNormalization", t.reshape(x, (rows, width)), t.constant(ones, t.dtype(scale)),
-            shape=(rows, width), axis=-1, epsilon=epsilon,
-        )  # fmt: skip
-    dy, inverse = t.reshape(dy, (rows, width)), t.reshape(inverse, (rows, 1))
+    rows = t.size(call.x) // width
+    dy, z = t.reshape(call.dy, (rows, width)), t.reshape(z, (rows, width))
+    inverse = t.reshape(inverse, (rows, 1))
     lead = list(range(axis))
-    weighted = t.mul(dy, xhat)
-    dscale = db = None
+    weighted = t.mul(dy, z)
+    dscale = db = dx = None
     if call.need(1):
-        dscale = _parameter(call, weighted, 1, lead)
+        # A product with the row of factors spares the pass that would multiply by them.
+        summed = t.matmul(t.reshape(factor, (1, rows)), weighted) if factor else weighted
+        dscale = _parameter(call, summed, 1, lead)
     if call.need(2):
         db = _parameter(call, dy, 2, lead)
-    dx = None
     if call.need(0):
         row = t.reshape(t.expand(scale, call.shape()[axis:]), (width,))
-        # The product with a column spares the pass that would scale dy * xhat first.
+        # So does the product with a column that of dy z by the scale.
         moment = t.matmul(weighted, t.mul(t.reshape(row, (width, 1)), 1.0 / width))
+        if factor:  # twice: the square of a spread may be no number
+            factor = t.reshape(factor, (rows, 1))
+            moment = t.mul(t.mul(moment, factor), factor)
         gained = t.mul(dy, row)
-        dx = t.sub(t.sub(gained, t.mul(xhat, moment)), t.mean(gained, [1]))
+        dx = t.sub(t.sub(gained, t.mul(z, moment)), t.mean(gained, [1]))
         dx = t.reshape(t.mul(dx, inverse), call.shape())
     return [dx, dscale, db][: len(call.op.inputs)]
 
