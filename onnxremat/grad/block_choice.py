@@ -243,20 +243,18 @@ class _Choice:
     def _apart(self, name: str) -> None:
         """What is paid for a tensor that is made in one layout and read in another."""
         net, maker, price = self.net, self._maker(name), self._price(name, COPY)
-        always = name in self.rows.outputs
-        copies = set[tuple[str, str, bool]]()
+        always, root = name in self.rows.outputs, self.rows.root(name)
         for op in self.rows.readers.get(name, []):
             how = self.rows.reads(op, name, self.able)
             always |= how == "rows"
             if how == "either":
-                copy = ("in", name, backward(op))
-                copies.add(copy)
+                copy = ("in", root, backward(op))
+                if copy not in net.room:
+                    net.arc(copy, self._maker(root), price)
                 net.arc(op.name, copy, ENDLESS)
                 net.arc(("out", name), op.name, ENDLESS)
             elif how == "rows" and op.name in self.able and self.rows.over_rows(op):
                 self._first(op, name, price)
-        for copy in copies:
-            net.arc(copy, maker, price)
         back = self._price(name, COPY_BACK)
         net.arc(maker, net.far if always else ("out", name), back)
 

@@ -310,7 +310,8 @@ class _InBlocks:
 
     def _last(self, name: str) -> str:
         """Rows in blocks of their features."""
-        return self.blocks.get(name) or self._copied(name, first=False)
+        root = self.rows.root(name, self.names)
+        return self.blocks.get(name) or self.blocks.get(root) or self._copied(name, first=False)
 
     def _copied(self, name: str, *, first: bool) -> str:
         """Rows copied into blocks of their features, or of rows; once for all of a pass."""

@@ -174,6 +174,35 @@ def test_sums_of_products_are_made_by_convolutions(block: int) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=5e-4, atol=1e-6)
 
 
+def test_rows_in_another_shape_are_the_same_rows(block: int) -> None:
+    """The gradient of a sum goes to a product, as a matrix, and is added to what comes back: one
+    copy of it into blocks, at a price that the second reader alone would not pay."""
+    model = parse("""g (float[4, 16, 32] x) => (float[4, 16, 32] z) {
+        h = Mul(x, s)
+        a = MatMul(h, w)
+        b = Gelu(a)
+        c = MatMul(b, v)
+        d = Add(c, h)
+        e = Mul(d, q)
+        z = Softmax(e)
+    }""", opset=20)  # fmt: skip
+    with_weights(model, {"s": (32,), "q": (32,), "w": (32, 64), "v": (64, 32)}, 0.25)
+    assert block_choice.COPY > block_choice.GAIN_BIAS
+    step = differentiate(model, optimizer=None, blocked=block)
+    added = [n for n in step.graph.node if n.name.startswith("grad/") and n.op_type == "Conv"]
+    dense = [n for n in added if not any(a.name == "group" for a in n.attribute)]
+    assert [len(n.input) for n in dense].count(4) == 1
+    plain = differentiate(model, optimizer=None)
+    for name in ("s.grad", "w.grad", "v.grad", "q.grad"):
+        found, expected = (
+            open_session(each, session_options(Options(threads=1))).run(
+                [name], _feeds(model, each)
+            )[0]
+            for each in (step, plain)
+        )
+        np.testing.assert_allclose(found, expected, rtol=5e-4, atol=1e-6, err_msg=name)
+
+
 def _feeds(model: onnx.ModelProto, step: onnx.ModelProto) -> dict[str, np.ndarray]:
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     target = {"labels": np.arange(64).reshape(4, 16) % 32}
