@@ -23,7 +23,7 @@ def through_moments(t: Tape, dxhat: str, xhat: str, inverse: str, axes: list[int
 @vjp("LayerNormalization", variant="saved", reads="x0 x1 y1 y2")
 def layer_norm_saved(call: Call) -> Cotangents:
     """y = s xhat + b, xhat = (x - mean) / spread over the last axes. Keeps x, mean and 1/spread;
-    xhat is never made: what is divided by the spread are sums over rows and of rows."""
+    xhat is not made again: dy is divided by the spread instead, first of all."""
     t = call.tape
     axis = call.attribute("axis", -1) % len(call.shape())
     shape = (*call.shape()[:axis], *[1] * (len(call.shape()) - axis))
@@ -31,25 +31,21 @@ def layer_norm_saved(call: Call) -> Cotangents:
     mean = call.extra(1, stash, shape)
     inverse = t.cast(call.extra(2, stash, shape), t.dtype(call.x))
     if stash == t.dtype(call.x):
-        return _layer_norm(call, axis, inverse, t.sub(call.x, mean), inverse)
-    ones = t.constant([1.0] * math.prod(call.shape()[axis:]), t.dtype(call.op.inputs[1]))
-    xhat = t.op(
-        "LayerNormalization", call.x, t.reshape(ones, call.shape()[axis:]), axis=axis,
-        epsilon=call.attribute("epsilon", 1e-5),
-    )  # fmt: skip
-    return _layer_norm(call, axis, inverse, xhat)
+        return _layer_norm(call, axis, inverse, t.sub(call.x, mean), centred=True)
+    return _layer_norm(call, axis, inverse, _normalised(call, axis), centred=False)
 
 
 @vjp("LayerNormalization", variant="portable", reads="x0 x1")
 def layer_norm_portable(call: Call) -> Cotangents:
-    """As the saved variant, for providers without the outputs 1 and 2: both made again."""
+    """As the saved variant, for providers without the outputs 1 and 2: 1/spread made again, and
+    xhat by one LayerNormalization."""
     t = call.tape
     axis = call.attribute("axis", -1) % len(call.shape())
     axes = list(range(axis, len(call.shape())))
     centred = t.sub(call.x, t.mean(call.x, axes))
     variance = t.mean(t.mul(centred, centred), axes)
     inverse = t.reciprocal_sqrt(t.add(variance, call.attribute("epsilon", 1e-5)))
-    return _layer_norm(call, axis, inverse, centred, inverse)
+    return _layer_norm(call, axis, inverse, _normalised(call, axis), centred=False)
 
 
 @vjp("LayerNormalization", variant="output", reads="x1 x2 y0 y2", exact=False)
@@ -64,15 +60,25 @@ def layer_norm_output(call: Call) -> Cotangents:
     scale, bias = call.op.inputs[1], call.input(2)
     safe = t.where(t.compare("Less", t.op("Abs", scale), TINY), TINY, scale)
     xhat = t.div(call.y if bias is None else t.sub(call.y, bias), safe)
-    return _layer_norm(call, axis, t.cast(inverse, t.dtype(call.x)), xhat)
+    return _layer_norm(call, axis, t.cast(inverse, t.dtype(call.x)), xhat, centred=False)
 
 
-def _layer_norm(call: Call, axis: int, inverse: str, z: str, factor: str = "") -> Cotangents:
-    """dx = (g - mean(g) - xhat mean(g xhat)) / spread, g = s dy.
+def _normalised(call: Call, axis: int) -> str:
+    """xhat."""
+    t, shape = call.tape, call.shape()
+    ones = t.constant([1.0] * math.prod(shape[axis:]), t.dtype(call.op.inputs[1]))
+    return t.op(
+        "LayerNormalization", call.x, t.reshape(ones, shape[axis:]), shape=shape, axis=axis,
+        epsilon=call.attribute("epsilon", 1e-5),
+    )  # fmt: skip
+
+
+def _layer_norm(call: Call, axis: int, inverse: str, z: str, *, centred: bool) -> Cotangents:
+    """dx = g - mean(g) - xhat mean(g xhat), g = s dy / spread.
 
     Args:
         inverse: 1/spread of each row.
-        z, factor: their product is xhat; ``factor`` a number for each row, none for 1.
+        z: x less its mean where ``centred``, else xhat, which is that times ``inverse``.
     """
     t, scale = call.tape, call.op.inputs[1]
     width = math.prod(call.shape()[axis:])
@@ -80,24 +86,23 @@ def _layer_norm(call: Call, axis: int, inverse: str, z: str, factor: str = "") -
     dy, z = t.reshape(call.dy, (rows, width)), t.reshape(z, (rows, width))
     inverse = t.reshape(inverse, (rows, 1))
     lead = list(range(axis))
-    weighted = t.mul(dy, z)
+    smaller = t.mul(dy, inverse)
+    weighted = t.mul(smaller if centred else dy, z)
     dscale = db = dx = None
     if call.need(1):
-        # A product with the row of factors spares the pass that would multiply by them.
-        summed = t.matmul(t.reshape(factor, (1, rows)), weighted) if factor else weighted
-        dscale = _parameter(call, summed, 1, lead)
+        dscale = _parameter(call, weighted, 1, lead)
     if call.need(2):
         db = _parameter(call, dy, 2, lead)
     if call.need(0):
         row = t.reshape(t.expand(scale, call.shape()[axis:]), (width,))
-        # So does the product with a column that of dy z by the scale.
+        # The product with a column spares the pass that would scale dy xhat first.
         moment = t.matmul(weighted, t.mul(t.reshape(row, (width, 1)), 1.0 / width))
-        if factor:  # twice: the square of a spread may be no number
-            factor = t.reshape(factor, (rows, 1))
-            moment = t.mul(t.mul(moment, factor), factor)
-        gained = t.mul(dy, row)
+        moment = t.mul(moment, inverse)
+        if centred:  # once more: the square of a number for a row may be too small to be one
+            moment = t.mul(moment, inverse)
+        gained = t.mul(smaller, row)
         dx = t.sub(t.sub(gained, t.mul(z, moment)), t.mean(gained, [1]))
-        dx = t.reshape(t.mul(dx, inverse), call.shape())
+        dx = t.reshape(dx, call.shape())
     return [dx, dscale, db][: len(call.op.inputs)]
 
 
