@@ -404,7 +404,7 @@ class _Builder:
         if self.settings.portable:
             ops = without_training_kernels(self.tape, ops)
         known = Constants(self.graph, self.chosen)
-        ops = with_short_sums(self.tape, ops, outputs, known)
+        ops = with_short_sums(self.tape, needed(ops, outputs), outputs, known)
         if self.settings.blocked:
             ops = in_blocks(self.tape, ops, outputs)
         ops = with_single_scales(self.tape, ops, known, {*self.inputs})

@@ -19,7 +19,7 @@ WEIGHTS = ("wq", "wk", "wv", "wo")
 SCORES = "s = MatMul(q, kt) scaled = Div(s, root) bent = Add(scaled, bias)"
 
 
-def net(tokens: int = 24, scores: str = SCORES) -> onnx.ModelProto:
+def net(tokens: int = 20, scores: str = SCORES) -> onnx.ModelProto:
     """Attention with two heads of 8 features, and the mean square of what it makes as the loss."""
     heads = "Transpose<perm = [0, 2, 1, 3]>"
     model = parse(
