@@ -295,12 +295,11 @@ def _refuse_wrong(verified: Verified) -> None:
     failed = [check for check in verified.checks if not check.ok]
     if not failed:
         return
-    what, instead = "the planned model computes something else", ""
+    what = "the planned model computes something else"
     if all(check.kind is not Kind.OUTPUTS for check in failed):
         what = "onnxruntime ran the planned model otherwise than planned"
-        instead = "--target portable has operators that it changes less as it opens a file; "
     raise VerificationError(
         what,
         why="; ".join(f"{check.name}: {check.text}" for check in failed),
-        hint=f"{instead}please report this model and the onnxruntime version; nothing was written",
+        hint="please report this model and the onnxruntime version; nothing was written",
     )

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from onnxremat.cost.table import CostTable
-from onnxremat.errors import NoPlanError, OverBudgetError, UsageError, VerificationError
+from onnxremat.errors import NoPlanError, OverBudgetError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.pipeline import closed_loop, device_plan, device_ways, in_session, several_devices
-from onnxremat.pipeline.artifact import Check, Kind
+from onnxremat.pipeline import closed_loop, device_plan, device_ways, several_devices
 from onnxremat.pipeline.bench import Contender, Timing
 from onnxremat.pipeline.closed_loop import Candidate, attempt
 from onnxremat.pipeline.in_session import OneSession
@@ -203,15 +202,3 @@ def test_a_reason_keeps_its_op() -> None:
     assert (again, again.op, again.text) == (why, why.op, why.text)
     braced = Reason("{op} needs 5 bytes on a{0}", 7)  # as a machine file may call a device
     assert named(braced, names) == "op7 needs 5 bytes on a{0}"
-
-
-def test_another_order_names_what_opens_as_it_lies(
-    chain: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Models in half precision get Casts as they are opened, which may move other ops."""
-    asked = Request(budget="min", options=BEST, bench_seconds=0)
-    other = Check(Kind.ORDER, "executed order", False, "differs")
-    monkeypatch.setattr(in_session, "order_check", lambda _: (other,))
-    with pytest.raises(VerificationError, match="otherwise than planned") as refused:
-        optimize(chain, asked)
-    assert "--target portable" in refused.value.hint
