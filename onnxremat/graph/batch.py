@@ -59,7 +59,7 @@ def _decided(kind: str, inputs: Sequence[str], node: onnx.NodeProto, values: set
             if found.intersection(reads):
                 if _decided(inner.op_type, inner.input, inner, found):
                     return True
-                found.update(inner.output)
+                found.update(filter(None, inner.output))
         if kind == "Loop" and body.output[0].name in found:
             return True
     return False
