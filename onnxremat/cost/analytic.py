@@ -107,9 +107,8 @@ def flops(graph: Graph, op: Op) -> float:
         first = _shape(graph, op, 0)
         return 2.0 * out * (first[-1] if first else 1)
     if kind in ("Gemm", "FusedGemm"):
-        first = _shape(graph, op, 0)
-        inner = math.prod(first) / max(1, _shape(graph, op, 0, output=True)[0] if out else 1)
-        return 2.0 * out * inner
+        first, rows = _shape(graph, op, 0), _shape(graph, op, 0, output=True)[:1]
+        return 2.0 * out * math.prod(first) / max((1, *rows))
     if kind == "Einsum":
         return 2.0 * math.prod(_shape(graph, op, 0)) * max(1, (_shape(graph, op, 1) or (1,))[-1])
     heavy = ("Erf", "Exp", "Tanh", "Sigmoid", "Softmax", "Pow", "Gelu", "LogSoftmax", "Log")

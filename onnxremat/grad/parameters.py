@@ -21,6 +21,7 @@ from onnxremat.grad.marks import Marks, first_of, marks_of
 from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.provenance import STEPPED, Kind, Origin, origins_of
+from onnxremat.grad.quantised import whole_weights
 from onnxremat.grad.restored import CORES, Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
@@ -124,6 +125,7 @@ def take_inventory(
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
     doubts = [*doubts_of(result), *still_random(result), *still_iterated(result)]
+    doubts += whole_weights(result)
     doubts += own_gradients(model) if marks.trained is None else []  # export compares them
     doubts += about_copies(model, folder, restored, origins) if tie and given is None else []
     doubts += unsaid(result, marks, origins, restored) if given is None else []

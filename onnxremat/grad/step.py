@@ -13,7 +13,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
-from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
+from onnxremat.errors import TrainingWarning, UsageError
 from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.attention_sums import with_short_sums
 from onnxremat.grad.blocked import in_blocks
@@ -44,7 +44,7 @@ from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
 from onnxremat.grad.variants import least_kept
-from onnxremat.grad.warned import warnings_of
+from onnxremat.grad.warned import nothing_trained, warnings_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.weights import check_sizes
@@ -267,10 +267,7 @@ class _Builder:
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
-            why = "no operator leads from a parameter to the loss"
-            if not reach.isdisjoint(seeds):
-                why = "the cotangents stop before any parameter"
-            raise UnsupportedError("no parameter gets a gradient", why=why)
+            raise nothing_trained(self.graph.ops, not reach.isdisjoint(seeds))
         self.parameters = tuple(name for name in self.parameters if name in walked.gradients)
         return walked
 

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from onnxremat.errors import UnsupportedError
 from onnxremat.grad.adapters import beside_adapters, low_rank
 from onnxremat.grad.description import Weight
 from onnxremat.grad.marks import first_of, is_nameless
 from onnxremat.grad.parameters import Inventory
+from onnxremat.grad.quantised import BEFORE, is_quantising
+from onnxremat.graph.ir import Op
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
 STATISTICS = 4  # elements of a named buffer up to which it is not (means of colours)
+
+
+def nothing_trained(ops: Iterable[Op], reached: bool) -> UnsupportedError:
+    """No parameter has a gradient.
+
+    Args:
+        ops: of the forward pass.
+        reached: the loss depends on parameters all the same.
+    """
+    why, hint = "no operator leads from a parameter to the loss", ""
+    if reached:
+        why = "the cotangents stop before any parameter"
+    kinds = sorted({op.op_type for op in ops if is_quantising(op.op_type)})
+    if kinds:
+        why += (
+            f"; the model is quantised ({', '.join(kinds)}), and rounding lets no gradient through"
+        )
+        hint = BEFORE
+    elif reached:
+        hint = "--loss-output or another loss, if its gradient is not 0 everywhere"
+    return UnsupportedError("no parameter gets a gradient", why=why, hint=hint)
 
 
 def warnings_of(

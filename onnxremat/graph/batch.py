@@ -8,7 +8,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.errors import UsageError
-from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.ir import Graph, Op, captures, subgraphs
 
 # Position of the input that says a shape.
 SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
@@ -40,6 +40,48 @@ def dependents(graph: Graph, names: Collection[str]) -> set[str]:
         if any(name in found for name in op.reads):
             found.update(op.writes)
     return found
+
+
+def decided_by(op: Op, values: Collection[str]) -> bool:
+    """Whether these values, or what is computed from them, say which branch of an If runs, or how
+    often the body of a Loop does: of some rows that may be another one than of all."""
+    return _decided(op.op_type, op.inputs, op.node, set(values))
+
+
+def _decided(kind: str, inputs: Sequence[str], node: onnx.NodeProto, values: set[str]) -> bool:
+    if values.intersection(inputs[: {"If": 1, "Loop": 2}.get(kind, 0)]):
+        return True
+    for body in subgraphs(node):
+        # What a body is handed from run to run is taken to depend on all that it reads.
+        found = values | {value.name for value in body.input[2 * (kind == "Loop") :]}
+        for inner in body.node:
+            reads = (*inner.input, *captures(inner))
+            if found.intersection(reads):
+                if _decided(inner.op_type, inner.input, inner, found):
+                    return True
+                found.update(filter(None, inner.output))
+        if kind == "Loop" and body.output[0].name in found:
+            return True
+    return False
+
+
+def without_sizes(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node whose bodies state no sizes, which are those of one batch: onnxruntime provides for
+    the stated ones."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    _forget_sizes(made)
+    return made
+
+
+def _forget_sizes(node: onnx.NodeProto) -> None:
+    for body in subgraphs(node):
+        del body.value_info[:]
+        for value in (*body.input, *body.output):
+            for dim in value.type.tensor_type.shape.dim:
+                dim.Clear()
+        for inner in body.node:
+            _forget_sizes(inner)
 
 
 def made_batches(graph: Graph, batch: int) -> set[str]:

@@ -50,8 +50,15 @@ def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
         and graph.tensors[op.inputs[1]].role is Role.WEIGHT
         and graph.tensors[op.outputs[0]].bytes >= LEAST
     }  # fmt: skip
-    inputs = {n for n in graph.inputs if graph.tensors[n].shape and graph.tensors[n].dtype}
+    inputs = {n for n in graph.inputs if graph.tensors[n].shape and _is_left(graph.tensors[n])}
     return _Found(graph, SHOWN).made(frozenset(weights), frozenset(inputs.difference(known)))
+
+
+def _is_left(tensor: Tensor) -> bool:
+    """Whether onnxruntime leaves an op that reads a value as it is. Between Casts it computes what
+    is of half precision in float32, and Casts that it adds for that run late, in another order than
+    was planned."""
+    return tensor.dtype not in (0, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class _Found:
@@ -72,6 +79,7 @@ class _Found:
         """The graph that reads these constants and inputs so."""
         graph = self.graph
         sized = [name for name in graph.inputs if graph.tensors[name].dtype]
+        sized.sort(key=lambda name: not _is_left(graph.tensors[name]))
         if not sized or graph.opsets.get("", 1) < FIRST:
             return graph
         self._zero(sized[0])

@@ -245,9 +245,10 @@ def refused(source: str | bytes, error: Exception) -> OnnxrematError:
     where, missing = "" if isinstance(source, bytes) else source, _NO_KERNEL.search(str(error))
     if missing is not None:
         op, opset, node = missing.groups()
+        which = f"types of node '{node}'" if node else "types of a node without a name"
         return ModelError(
             f"no execution provider of this session has a kernel of {op} (opset {opset}) for the "
-            f"types of node '{node}'",
+            f"{which}",
             where=where,
             why=f"its kernels begin with opset {OLDEST}"
             if int(opset) < OLDEST
@@ -255,7 +256,8 @@ def refused(source: str | bytes, error: Exception) -> OnnxrematError:
             "and few for float64",
             hint=f"onnx.version_converter.convert_version(model, {CURRENT}), or export it again"
             if int(opset) < OLDEST
-            else "run it on another provider, or make it with --precision fp16 or fp32",
+            else "run it on another provider, or export it in float32; a training step: make it "
+            "with --precision fp16 or fp32",
         )
     return ModelError(
         "onnxruntime refuses the model",

@@ -25,9 +25,11 @@ from onnxremat.graph.batch import (
     made_batches,
     said_shape,
     scaled_shape,
+    without_sizes,
 )
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
+from onnxremat.graph.traits import has_bodies
 from onnxremat.limits import TENSOR_BYTES
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.functions import inline_functions
@@ -107,6 +109,8 @@ def _changed(
     depends, made = dependents(graph, inputs), made_batches(graph, old)
     changed = 0
     for node, op in zip(model.graph.node, graph.ops, strict=True):
+        if has_bodies(op) and depends.intersection(op.reads):
+            node.CopyFrom(without_sizes(node))
         shape = said_shape(graph, op)
         if shape is None or not (op.inputs[0] in depends or op.outputs[0] in made):
             continue

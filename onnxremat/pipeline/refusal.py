@@ -16,6 +16,7 @@ from onnxremat.units import format_bytes
 
 FOUND = "the smallest budget that a plan was found for"
 ORIGINAL = "what the original takes: it is written as it is then"
+AS_OPTIMISED = "that is of the graph as it is optimised, which takes more than the original"
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,10 @@ class Refusal:
         if self.smallest is None or takes >= self.smallest:
             return self
         works = self.works and Works(takes, ORIGINAL, share=not opens)
-        return replace(self, works=works, smallest=takes if opens else self.smallest)
+        made = replace(self, works=works, smallest=takes if opens else self.smallest)
+        if takes >= self.lower:
+            return made
+        return replace(made, lower=takes, why=f"{self.why}; {AS_OPTIMISED}")
 
 
 def given_up(method: str, name: str, limit: int, solution: Solution) -> NoPlanError:

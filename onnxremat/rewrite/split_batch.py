@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,16 @@ from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.graph.batch import (
     SHAPES,
     batched_inputs,
+    decided_by,
     dependents,
     made_batches,
     said_shape,
     scaled_shape,
+    without_sizes,
 )
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.traits import has_bodies
 from onnxremat.graph.weights import place
 from onnxremat.limits import NODES, check
 
@@ -91,7 +95,7 @@ def split_batch(
 
     Raises:
         UsageError: no input has a batch dimension, or the parts do not make up the batch.
-        UnsupportedError: an output has no batch dimension.
+        UnsupportedError: an output has no batch dimension, or what runs depends on the rows.
     """
     inputs, batch = batched_inputs(graph.model)
     assert isinstance(batch, int)
@@ -99,6 +103,13 @@ def split_batch(
     made_of_nothing = made_batches(graph, batch) if makes_batches else set()
     made = _Parts(graph, inputs, batch, made_of_nothing, folder)
     inside = made.inside
+    for op in graph.ops:
+        if has_bodies(op) and inside.intersection(op.writes) and decided_by(op, inside):
+            raise UnsupportedError(
+                f"what '{op.name}' ({op.op_type}) runs depends on all rows of the batch",
+                why="for some of them it may run something else",
+                hint="leave the batch whole",
+            )
     for name in graph.outputs:
         if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
             raise UnsupportedError(
@@ -148,6 +159,8 @@ class _Parts:
                         piece = renames[name] = names[name] = f"{name}/rows{end}"
                         ops.append(self._slice(name, piece, start, start + rows[index]))
                 copy = op.renamed(op.name + end, renames)
+                if has_bodies(op):
+                    copy = replace(copy, node=without_sizes(copy.node))
                 ops.append(self._scaled(op, copy, rows[index]))
         return ops
 

@@ -153,6 +153,20 @@ def test_estimates_need_no_run_and_cover_every_op() -> None:
     assert by_type["MatMul"] >= by_type["Transpose"]
 
 
+def test_what_has_no_known_sizes_is_estimated_too() -> None:
+    """Of every operator whose formula reads shapes: those of NonZero's result depend on data."""
+    graph = graph_of("""g (float[8, 4] x, float[2, 2] w, float[3, 2, 1] k, float[3, 2, 1] v) =>
+        (y, z) {
+        n = NonZero(x) t = Transpose(n) f = Cast<to: int = 1>(t)
+        a = Gemm(f, w) b = MatMul(f, w) c = Einsum<equation: string = "ij,jk->ik">(f, w)
+        d = Less(a, b) e = Where(d, a, c) s = Softmax<axis: int = 0>(e) y = Max(s, b, c)
+        m = Cast<to: int = 1>(n) axis = Constant<value_ints: ints = [0]>()
+        u = Unsqueeze(m, axis) o = Conv(u, k) q = ConvTranspose(o, v) z = LRN<size: int = 1>(q)
+    }""")
+    table = analytic_costs(graph)
+    assert all(table.seconds[op.name] > 0 for op in graph.ops if op.op_type != "Constant")
+
+
 def test_a_slice_reads_no_more_than_it_makes() -> None:
     """A row of many costs what a row costs, whatever it is taken from."""
     few, many = (

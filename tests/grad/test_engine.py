@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import models
-from onnxremat.errors import UnsupportedError, UsageError
+from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
 from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.session import Options, open_session, session_options
@@ -78,6 +78,33 @@ def test_nothing_reaches_the_parameters() -> None:
     nodes = [node("MatMul", "x w", "h"), node("Sign", "h", "y")]
     with pytest.raises(UnsupportedError, match="no parameter gets a gradient"):
         differentiate(model(nodes, [2, 3], w=W), loss="mse")
+
+
+def test_a_quantised_model_is_told_to_be_trained_before() -> None:
+    """Its results, or its weights, are rounded to whole numbers in the model."""
+    ends = {"s": np.float32(0.1), "z": np.int8(0)}
+    behind = [
+        node("MatMul", "x w", "h"), node("QuantizeLinear", "h s z", "q"),
+        node("DequantizeLinear", "q s z", "y"),
+    ]  # fmt: skip
+    before = [
+        node("QuantizeLinear", "w s z", "q"), node("DequantizeLinear", "q s z", "v"),
+        node("MatMul", "x v", "y"),
+    ]  # fmt: skip
+    for nodes in (behind, before):
+        with pytest.raises(UnsupportedError, match="no parameter gets a gradient") as caught:
+            differentiate(model(nodes, [2, 3], w=W, **ends), loss="mse")
+        assert "is quantised (DequantizeLinear, QuantizeLinear)" in caught.value.why
+        assert "before it was quantised" in caught.value.hint
+
+
+def test_weights_that_are_whole_numbers_are_warned_of() -> None:
+    nodes = [
+        node("DequantizeLinear", "w8 s z", "w"), node("MatMul", "x w", "h"), node("Add", "h b", "y")
+    ]  # fmt: skip
+    stored = {"w8": np.ones((3, 2), np.int8), "s": np.float32(0.1), "z": np.int8(0)}
+    with pytest.warns(TrainingWarning, match=r"whole numbers \(w8\), which are not"):
+        differentiate(model(nodes, [2, 3], b=np.ones(2, np.float32), **stored), loss="mse")
 
 
 def test_missing_rule_names_op_version_node_and_remedy() -> None:

@@ -24,7 +24,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import run_session
-from onnxremat.ort.session import open_session, session_options
+from onnxremat.ort.session import TUNED, Options, open_session, session_options
 from onnxremat.pipeline import batch_split
 from onnxremat.pipeline.batch_slices import in_parts
 from onnxremat.pipeline.batch_split import plan_best
@@ -83,6 +83,84 @@ def test_parts_give_what_the_whole_does(split: tuple[int, ...]) -> None:
     for seed in range(3):
         for found, wanted in zip(outputs(made, seed), outputs(graph, seed), strict=True):
             np.testing.assert_array_equal(found, wanted)
+
+
+# What a body makes has the rows of a part, not those that the file states; of what a Loop gives
+# onnxruntime knows no sizes that would tell it so.
+STATED = """g (float[6, 4] x, float[6, 4] w, bool c) => (float[6, 4] y)
+    <int64 n = {1}, bool on = {1}> {
+    e = Loop(n, on, x) <body = once (int64 i, bool go, float[6, 4] v) => (bool g, float[6, 4] o) {
+        g = Identity(go) o = Sin(v)
+    }>
+    d = If(c) <
+        then_branch = yes () => (float[6, 4] p) <float[6, 4] m> { m = Cos(e) p = Mul(m, e) },
+        else_branch = no () => (float[6, 4] q) { q = Mul(e, e) }
+    >
+    a = Add(d, w)
+    t = Constant<value_ints: ints = [6, 4]>()
+    y = Reshape(a, t)
+}"""
+
+
+def test_bodies_state_no_sizes_of_the_whole_batch() -> None:
+    graph = graph_of(STATED)
+    made = build_graph(split_batch(graph, (2,)))
+    for options in (ONE, Options(threads=1), TUNED):
+        session = open_session(to_model(made), session_options(options), None)
+        found = run_session(session, seeded_feeds(made))
+        np.testing.assert_array_equal(found[0], outputs(graph)[0])
+
+
+IF = """
+    y = If(c) <
+        then_branch = yes () => (float[6, 4] p) { p = Sin(x) },
+        else_branch = no () => (float[6, 4] q) { q = Cos(x) }
+    >
+}"""
+NESTED = """g (float[6, 4] x) => (float[6, 4] y) <int64 n = {2}, bool on = {1}, float z = {-1000}> {
+    y = Loop(n, on, x) <body = again (int64 i, bool go, float[6, 4] v) => (bool g, float[6, 4] o) {
+        g = Identity(go)
+        s = ReduceSum<keepdims: int = 0>(v) c = Greater(s, z)
+        o = If(c) <
+            then_branch = yes () => (float[6, 4] p) { p = Sin(v) },
+            else_branch = no () => (float[6, 4] q) { q = Cos(v) }
+        >
+    }>
+}"""
+WHILE = """g (float[6, 4] x) => (float[6, 4] y) <int64 n = {3}, bool on = {1}, float z = {-1000}> {
+    y = Loop(n, on, x) <body = again (int64 i, bool go, float[6, 4] v) => (bool g, float[6, 4] o) {
+        s = ReduceSum<keepdims: int = 0>(v) g = Greater(s, z) o = Sin(v)
+    }>
+}"""
+TRIPS = """g (float[6, 4] x) => (float[6, 4] y) <bool on = {1}, float z = {-1000}, int64 t = {2}> {
+    s = ReduceSum<keepdims: int = 0>(x) b = Greater(s, z) k = Cast<to: int = 7>(b) n = Mul(k, t)
+    y = Loop(n, on, x) <body = again (int64 i, bool go, float[6, 4] v) => (bool g, float[6, 4] o) {
+        g = Identity(go) o = Sin(v)
+    }>
+}"""
+ALL = "s = ReduceSum<keepdims: int = 0>(x) c = Greater(s, z)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[6, 4] x) => (float[6, 4] y) <float z = {-1000}> { " + ALL + IF,
+        NESTED, WHILE, TRIPS,
+    ],
+)  # fmt: skip
+def test_what_runs_may_depend_on_all_rows(text: str) -> None:
+    """On the rows that it is tried with each part runs what the whole does."""
+    with pytest.raises(UnsupportedError, match="depends on all rows"):
+        in_parts(graph_of(text), (2,), seeded_feeds(graph_of(text)), None)
+
+
+def test_a_loop_that_counts_goes_in_parts() -> None:
+    text = TRIPS.replace("b = Greater(s, z)", "b = Greater(z, z)").replace("Mul(k, t)", "Add(k, t)")
+    shaped = "w = Constant<value_ints: ints = [6, 4]>() y = Reshape(l, w) }"
+    text = text.replace("y = Loop", "l = Loop").removesuffix("}") + shaped
+    graph = graph_of(text)
+    made = in_parts(graph, (2,), seeded_feeds(graph), None)
+    np.testing.assert_array_equal(outputs(made, 1)[0], outputs(graph, 1)[0])
 
 
 def test_a_batch_in_parts_goes_in_parts_again() -> None:

@@ -131,6 +131,17 @@ def test_no_hint_is_beyond_what_the_original_takes(opens: bool, named: str, smal
     assert Refusal.of(known.error()).or_original(100, opens) is known
 
 
+def test_no_bound_is_beyond_what_the_original_takes() -> None:
+    """What is proven is of the graph as it is optimised; a hint that names less says so."""
+    known = Refusal("no plan", "at least 60 B are needed", proven=True, works=Works.found(100),
+                    smallest=100, lower=60)  # fmt: skip
+    told = Refusal.of(known.or_original(50, opens=True).error())
+    assert told.lower == told.smallest == 50
+    assert told.why.startswith(known.why)
+    assert "as it is optimised" in told.why
+    assert known.or_original(60, opens=True).why == known.why
+
+
 def test_exit_codes_of_refusals() -> None:
     """Proven or not is decided once; what others find out later changes no more than that."""
     works = Works.found(100)

@@ -9,22 +9,25 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 import onnxremat
 from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.memory.arena import Region
 from onnxremat.ort.feeds import index_range, seeded_feeds
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options, config_entries
+from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.bench import InSession, bench
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import compare
 from onnxremat.session.load import options_of, write_options
 from onnxremat.session.measure import Running, _merged, measure
+from onnxremat.session.process import PARTS
 from onnxremat.session.snippets import Snippets
 from tests.limits import LONG
 from tests.toolbox import ONE, graph_of, parse, training_chain
@@ -235,3 +238,21 @@ def test_inputs_that_numpy_does_not_have_are_told(kind: int) -> None:
     model.graph.input[0].type.tensor_type.elem_type = kind
     with pytest.raises(UnsupportedError, match="input 'x' is"):
         api.optimize(model, budget="min")
+
+
+def test_a_model_in_half_precision_runs_as_planned() -> None:
+    """onnxruntime adds Casts to it as it opens the file; none may change the order."""
+    model = parse("""g (float16[16, 32] x) => (float16[16, 5] y) {
+        a = Gemm(x, w, b) c = Tanh(a) d = MatMul(c, u) e = Tanh(d) y = MatMul(e, v) }""")
+    random = np.random.default_rng(0)
+    for name, shape in {"w": (32, 64), "b": (64,), "u": (64, 64), "v": (64, 5)}.items():
+        value = random.standard_normal(shape).astype(np.float16) / 8
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    settings = onnxremat.Settings(
+        train=onnxremat.Training(loss="mse"), threads=1, costs=analytic_costs, not_counted=PARTS
+    )
+    result = onnxremat.optimize(
+        model, budget="0.9x", settings=settings, options=onnxremat.PlanOptions(work=100, threads=1),
+        bench_seconds=0,
+    )  # fmt: skip
+    assert all(check.ok for check in result.verified.checks if check.kind is Kind.ORDER)

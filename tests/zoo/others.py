@@ -192,6 +192,38 @@ _text("esm", classifier, hf.EsmForSequenceClassification,
       lambda: hf.EsmConfig(**SMALL, **STILL, position_embedding_type="rotary", pad_token_id=1,
                            emb_layer_norm_before=True))  # fmt: skip
 
+_text("lfm2", decoder, hf.Lfm2ForCausalLM,
+      lambda: hf.Lfm2Config(**SMALL, **KEYS, **ENDS, conv_L_cache=3,
+                            layer_types=["conv", "full_attention"]))  # fmt: skip
+
+
+@architecture("transformers", tokens(12), rate=1e-3)
+def rwkv() -> Net:
+    config = hf.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=32,
+                           attention_hidden_size=32, intermediate_size=64)  # fmt: skip
+    return decoder(hf.RwkvForCausalLM, config, "input_ids")
+
+
+@architecture("transformers", tokens(16), ones(2, 16), rate=1e-3)
+def canine() -> Net:
+    """Words by hashing characters, and strides over these."""
+    config = hf.CanineConfig(**{**SMALL, "max_position_embeddings": 64}, **STILL,
+                             downsampling_rate=4, upsampling_kernel_size=4, num_hash_functions=4,
+                             num_hash_buckets=32, local_transformer_stride=8)  # fmt: skip
+    return classifier(hf.CanineForSequenceClassification, config)
+
+
+@architecture("transformers", tokens(16), rate=1e-3)
+def perceiver() -> Net:
+    """Attention between a few latent rows and all words."""
+    config = hf.PerceiverConfig(vocab_size=64, num_latents=8, d_latents=16, d_model=16,
+                                num_blocks=1, num_self_attends_per_block=2, qk_channels=16,
+                                num_self_attention_heads=2, num_cross_attention_heads=2,
+                                max_position_embeddings=16, v_channels=16,
+                                attention_probs_dropout_prob=0.0)  # fmt: skip
+    return Called(hf.PerceiverForMaskedLM(config), "inputs", "logits")
+
+
 # ---- transformers: sound and images ----------------------------------------------------------
 
 PATCHES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

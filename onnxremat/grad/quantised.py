@@ -1,0 +1,34 @@
+"""Models whose weights, or results in between, are whole numbers that stand for others."""
+
+from __future__ import annotations
+
+import onnx
+
+from onnxremat.grad.marks import first_of
+from onnxremat.graph.ir import all_nodes
+
+BEFORE = "make the step of the model as it was before it was quantised, and quantise what it trains"
+
+
+def is_quantising(op_type: str) -> bool:
+    """Whether an operator makes, takes or multiplies whole numbers that stand for others."""
+    return any(word in op_type for word in ("Quantize", "Dequantize", "QLinear", "Integer"))
+
+
+def whole_weights(model: onnx.ModelProto) -> list[str]:
+    """What is said of weights that are whole numbers: nobody trains them."""
+    stored = {t.name: t for t in model.graph.initializer if len(t.dims) > 1}
+    read = dict.fromkeys(
+        name
+        for node in all_nodes(model.graph)
+        if is_quantising(node.op_type)
+        for name in node.input
+    )
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+    names = [n for n in read if n in stored and stored[n].data_type not in floats]
+    if not names:
+        return []
+    return [
+        f"weights of a quantised model are whole numbers ({first_of(names, 3)}), which are not "
+        f"trained: {BEFORE}"
+    ]
