@@ -201,7 +201,8 @@ class _Twice:
             sums: what it waits for.
         """
         graph, found = self.graph, []
-        for place in (place for place, _ in uses if place < at):
+        moved = {place for each in self.eithers.values() for place in each.late}  # for another
+        for place in (place for place, _ in uses if place < at and place not in moved):
             op = graph.ops[place]
             readers = [reader for name in op.writes for reader in graph.readers.get(name, ())]
             if is_copy(op) or not readers or not self.handed.isdisjoint(op.writes):

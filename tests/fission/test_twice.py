@@ -196,3 +196,22 @@ def test_it_goes_through_a_file() -> None:
     plain = Region(("a",), {"y": 2}, (1, 1), {})
     old = {k: v for k, v in plain.to_json().items() if k not in ("again", "until")}
     assert Region.from_json(old) == plain
+
+
+def test_a_sum_of_two_images_is_moved_once() -> None:
+    made = twice(
+        graph_of(
+            """g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
+                a = Exp (x) b = Sin (x) both = Add (a, b)
+                m = GlobalAveragePool (a) n = GlobalAveragePool (b)
+                c = Mul (a, m) d = Mul (b, n) e = Add (c, d) y = Add (e, both)
+            }"""
+        )
+    )
+    names = [op.outputs[0] for op in made.ops]
+    assert len(names) == len(set(names))
+    assert names.index("both") == names.index(f"a{EITHER}") + 1
+    there = set(made.inputs)
+    for op in made.ops:
+        assert there.issuperset(op.reads)
+        there.update(op.writes)
