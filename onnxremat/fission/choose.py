@@ -75,13 +75,17 @@ class Chooser(Trials):
 
     Args:
         stop: asked between trials, and before regions of a stretch are looked for.
+        once: at one price of kernels, since images may be made again: that is a matter of rows, not
+            of calls.
     """
 
-    def __init__(self, of: Whole, stop: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, of: Whole, stop: Callable[[], bool] = lambda: False, once: bool = False
+    ) -> None:
         super().__init__(of, stop)
         self.tuner = Tuner(self)
-        levels = LEVELS[:1] if of.again else LEVELS  # making again is a matter of rows, not calls
-        self.searches = {level: _Search([self.whole], WORK) for level in levels}
+        levels, work = LEVELS[:1] if once or of.again else LEVELS, WORK + of.again * WORK
+        self.searches = {level: _Search([self.whole], work) for level in levels}
 
     def begin(self, other: Chooser) -> None:
         """Begin with what was found of a graph without second makers of this one's images."""
@@ -425,7 +429,8 @@ class Choosers:
             if found and (self._stop() or (way.again and _best(found, limit).peak <= limit)):
                 break
             if len(self._made) <= index:
-                self._made.append(Chooser(way, self._stop))
+                once = index > 0 and any(each.again for each in self._ways)
+                self._made.append(Chooser(way, self._stop, once))
                 if way.again:
                     self._made[-1].begin(self._made[-2])
             able = self._able[index:]

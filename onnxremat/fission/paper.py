@@ -32,7 +32,9 @@ class Paper:
         self.writes = [op.writes for op in graph.ops]
         self.before = graph.predecessors()
         self.either = {op.outputs[0]: op.inputs[0] for op in graph.ops if is_either(op)}
+        self._again = [is_again(op) for op in graph.ops]
         self._rows: dict[tuple[object, ...], list[Rows]] = {}
+        self._needs: dict[tuple[object, ...], Sequence[int]] = {}
 
     def rows(self, region: Region) -> list[Rows]:
         """As :func:`rows_of`.
@@ -59,48 +61,81 @@ class Paper:
         except KeyError as error:
             raise CannotSplitError(f"{error} is not in the graph") from None
 
-    def due(self, regions: Sequence[Region]) -> Iterator[int | Region]:
+    def due(self, regions: Sequence[Region]) -> list[int | Region]:
         """Ops outside of regions and whole regions, each once all that it reads is there. What is
         made again is where a region needs it alone.
 
         Raises:
             CannotSplitError: as :meth:`rows`.
         """
-        ops, done = self.graph.ops, set[int]()
-        of = {name: region for region in regions for name in region.ops}
-
-        def begun(index: int) -> tuple[Iterator[int], list[int], int | Region]:
-            """What an op, or its region, waits for; what is done with it; and itself."""
-            region = of.get(ops[index].name)
-            inside = [index] if region is None else self.members(region)
-            if region is not None:
-                done.update(inside)
-                written = {name for rows in self.rows(region) for name in rows.pieces}
-                inside = [place for place in inside if ops[place].name in written]
-            again = region.again if region is not None else {}
-            before = sorted({at for place in inside for at in self._waits(place, again)})
-            return iter(before), inside, index if region is None else region
-
-        def asked(index: int) -> Iterator[int | Region]:
-            waiting = [begun(index)]  # chains may be longer than Python's stack
-            while waiting:
-                before, inside, item = waiting[-1]
-                other = next((place for place in before if place not in done), None)
-                if other is not None:
-                    waiting.append(begun(other))
-                    continue
-                waiting.pop()
-                done.update(inside)
-                yield item
-
-        for index, op in enumerate(ops):
-            if index in done:
+        of = {place: region for region in regions for place in self.members(region)}
+        done, again = [False] * len(self.before), self._again
+        found: list[int | Region] = []
+        for index in range(len(done)):
+            if done[index]:
                 continue
-            if op.name in of:
-                yield from asked(index)
-            elif not is_again(op):  # in a topological order, all that it reads is there
-                done.add(index)
-                yield index
+            if index in of:
+                self._asked(index, of, done, found)
+            elif not again[index]:  # in a topological order, all that it reads is there
+                done[index] = True
+                found.append(index)
+        return found
+
+    def _asked(
+        self, index: int, of: Mapping[int, Region], done: list[bool], found: list[int | Region]
+    ) -> None:
+        """A region, after what it waits for."""
+
+        def begun(index: int) -> tuple[Iterator[int], int | Region]:
+            """What an op, or its region, waits for; and itself."""
+            if index not in of:
+                return iter(sorted(set(self._waits(index, {})))), index
+            region = of[index]
+            for place in self.members(region):
+                done[place] = True
+            return iter(self._needed(region)), region
+
+        waiting = [begun(index)]  # chains may be longer than Python's stack
+        while waiting:
+            before, item = waiting[-1]
+            other = next((place for place in before if not done[place]), None)
+            if other is not None:
+                waiting.append(begun(other))
+                continue
+            waiting.pop()
+            if isinstance(item, int):
+                done[item] = True
+            found.append(item)
+
+    def _needed(self, region: Region) -> Sequence[int]:
+        """Places of the ops that a region waits for.
+
+        Raises:
+            CannotSplitError: others read more of it than its results; and as :meth:`rows`.
+        """
+        found = self._needs.pop(region.key, None)
+        if found is None:
+            if lacking := self._unseen(region):
+                raise CannotSplitError(f"{lacking} is not there whole")
+            pieces = {name for rows in self.rows(region) for name in rows.pieces}
+            inside = [at for at in self.members(region) if self.graph.ops[at].name in pieces]
+            found = sorted({at for place in inside for at in self._waits(place, region.again)})
+            while len(self._needs) >= LAST:
+                del self._needs[next(iter(self._needs))]
+        self._needs[region.key] = found
+        return found
+
+    def _unseen(self, region: Region) -> str:
+        """A value of a region that others read and that it does not hand out, "" for none. What
+        stands for either, and what is made again, may be left out where it is not needed."""
+        graph, inside, axes = self.graph, set(self.members(region)), region.axes
+        for place in inside:
+            for name in self.writes[place]:
+                for other in graph.readers.get(name, ()) if name not in axes else ():
+                    op = graph.ops[other]
+                    if other not in inside and not (self._again[other] or is_either(op)):
+                        return name
+        return ""
 
     def _waits(self, place: int, again: Mapping[str, int]) -> Sequence[int]:
         """Places of the ops that make what an op reads.

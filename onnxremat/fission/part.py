@@ -34,11 +34,11 @@ def write_region(writer: Writer, region: Region, tag: str) -> None:
         name: _Sum(writer, name, sum(span.size > 0 for span in bounds[name]))
         for name in region.sums
     }
+    later = _later(parts, region.kept)
     for number, rows in enumerate(parts):
         asked = {name: spans[number] for name, spans in bounds.items() if spans[number].size}
-        later = _later(parts[number + 1 :], region.kept)
         end = f"/{tag}p{number}"
-        _Part(writer, end, ops, rows, asked, later, held, totals, region.again).write()
+        _Part(writer, end, ops, rows, asked, later[number], held, totals, region.again).write()
 
 
 class _Sum:
@@ -210,10 +210,12 @@ class _Part:
         )  # fmt: skip
 
 
-def _later(parts: Sequence[Rows], kept: frozenset[str]) -> dict[str, int]:
-    """The first row of each kept value that any of these parts reads."""
-    found: dict[str, int] = {}
-    for rows in parts:
+def _later(parts: Sequence[Rows], kept: frozenset[str]) -> list[Mapping[str, int]]:
+    """Per part, the first row of each kept value that any part after it reads."""
+    found: list[Mapping[str, int]] = [{}]
+    for rows in reversed(parts[1:]):
+        first = dict(found[-1])
         for name in kept & rows.wanted.keys():
-            found[name] = min(found.get(name, rows.wanted[name].first), rows.wanted[name].first)
-    return found
+            first[name] = min(first.get(name, rows.wanted[name].first), rows.wanted[name].first)
+        found.append(first)
+    return found[::-1]

@@ -8,12 +8,13 @@ rules (a test compares); seconds are estimated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
 from onnxremat.cost.table import KernelCosts
+from onnxremat.fission.ledger import LackingError, Ledger, Made, Step
 from onnxremat.fission.masked import Reach
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.part import write_region
@@ -32,8 +33,7 @@ COPIES = frozenset({"Concat", "Slice"})  # ops that neither share nor take over 
 CONVOLUTIONS = frozenset({"Conv", "FusedConv"})
 WORKSPACE = 64 << 10  # bytes of scratch that a piece of these takes as the whole does
 MOST_OPS = 6000  # of a graph in parts
-REMEMBERED = 60_000  # steps of fragments
-MANY = 1 << 40  # readers of what never dies
+REMEMBERED = 400_000  # steps of fragments, beside those of the whole graph
 
 
 @dataclass(frozen=True)
@@ -101,42 +101,17 @@ class Priced:
     effort: Effort
 
 
-class _Step(NamedTuple):
-    """An op as memory sees it; weights and inputs are left out.
-
-    Attributes:
-        makes: per output its name, bytes, the value whose buffer it shares ("" for none), and
-            those that it may take over.
-        mentions: every input and output, repeated as often as it is one.
-        reads: every input.
-        place: of the op of the whole graph that it is, or is a piece of; -1 for a copy.
-    """
-
-    makes: tuple[tuple[str, int, str, tuple[str, ...]], ...]
-    mentions: tuple[str, ...]
-    reads: tuple[str, ...]
-    scratch: int
-    place: int
-
-
 @dataclass(frozen=True)
 class _Fragment:
     """An op outside of regions, or all parts of a region.
 
     Attributes:
-        needs: what others make of what it reads.
-        made: what it makes.
+        steps: where they are written down.
         tiles: results that are there in parts then, and joined ones as nothing.
-        uses: how often each value that it makes is mentioned.
-        of_others: the same of those that it needs.
     """
 
-    steps: tuple[_Step, ...]
-    needs: frozenset[str]
-    made: frozenset[str]
+    steps: tuple[int, int]
     tiles: Mapping[str, tuple[Stretch, ...]]
-    uses: Mapping[str, int]
-    of_others: Mapping[str, int]
     effort: Effort
 
 
@@ -153,15 +128,20 @@ class Prices:
         self.written = set[object]()
         fixed = (Role.INPUT, Role.WEIGHT)
         self._there = frozenset(n for n, t in of.graph.tensors.items() if t.role in fixed)
-        self._tensors: dict[str, Tensor] = {}  # what fragments hand out
-        self._known: dict[object, tuple[_Fragment, object]] = {}
-        self._stretches: dict[tuple[Stretch, ...], tuple[Stretch, ...]] = {}
         self._reading: dict[object, tuple[str, ...]] = {}  # what regions read
-        self._steps = 0
         self._number = count()
         self._names = [op.reads for op in of.graph.ops]
         self._outputs = frozenset(of.graph.outputs)
-        self._plain = [self._written(place, {}) for place in range(len(of.graph.ops))]
+        self._begin()
+
+    def _begin(self) -> None:
+        """With nothing written down but the ops of the whole graph."""
+        self._ledger = Ledger(len(self.graph.ops), self.graph.outputs)
+        self._tensors: dict[str, Tensor] = {}  # what fragments hand out
+        self._known: dict[object, tuple[_Fragment, object]] = {}
+        self._stretches: dict[tuple[Stretch, ...], tuple[Stretch, ...]] = {}
+        self._plain = [self._written(place, {}) for place in range(len(self.graph.ops))]
+        self._most = len(self._ledger) + REMEMBERED
 
     def priced(self, regions: tuple[Region, ...]) -> Priced:
         """The graph with these regions.
@@ -171,27 +151,30 @@ class Prices:
         """
         if sum(region.pieces for region in regions) > MOST_OPS:
             raise CannotSplitError("too many parts")
+        if len(self._ledger) > self._most:
+            self._begin()
         fragments = self._fragments(regions)
-        levels, peak = self._levels(fragments)
-        columns = zip(*(each.effort for each in fragments), strict=True)
+        try:
+            levels, peak = self._ledger.levels([each.steps for each in fragments])
+        except LackingError as error:
+            raise CannotSplitError(f"{error} is not there whole") from None
+        columns = zip(*[each.effort for each in fragments], strict=True)
         effort = Effort(*(sum(column) for column in columns))
         return Priced(regions, levels, peak, effort.at(self.of.kernels), effort)
 
     def _fragments(self, regions: Sequence[Region]) -> list[_Fragment]:
         tiles: dict[str, tuple[Stretch, ...]] = {}
-        made = set[str]()
-        found = []
+        found, readers = [], set[int]()  # of what is there in parts, or was
         for item in (*self.paper.due(regions), None):
-            if isinstance(item, int) and tiles.keys().isdisjoint(self._names[item]):
-                fragment = self._plain[item]
-            else:
-                fragment = self._fragment(item, tiles)
-            if not fragment.needs <= made:
-                lacking = ", ".join(sorted(fragment.needs - made))
-                raise CannotSplitError(f"{lacking} is not there whole")
-            made |= fragment.made
+            if isinstance(item, int) and (
+                item not in readers or tiles.keys().isdisjoint(self._names[item])
+            ):
+                found.append(self._plain[item])
+                continue
+            fragment = self._fragment(item, tiles)
             for name, stretches in fragment.tiles.items():
                 tiles[name] = stretches
+                readers.update(self.graph.readers.get(name, ()))
                 if not stretches:
                     del tiles[name]
             found.append(fragment)
@@ -209,13 +192,10 @@ class Prices:
         given = {name: tiles[name] for name in reads if name in tiles}
         # Stretches of one value with the same bounds are one object, which is held.
         whole = key, tuple([(name, id(stretches)) for name, stretches in given.items()])
-        found, _ = self._known.pop(whole, (None, None))
+        found, _ = self._known.get(whole, (None, None))
         if found is None:
             found = self._written(item, given)
-            self._steps += len(found.steps)
-            while self._steps > REMEMBERED and self._known:
-                self._steps -= len(self._known.pop(next(iter(self._known)))[0].steps)
-        self._known[whole] = found, given
+            self._known[whole] = found, given
         return found
 
     def _reads(self, item: int | Region | None) -> tuple[object, Sequence[str]]:
@@ -252,15 +232,8 @@ class Prices:
     def _digested(self, writer: Writer, given: Mapping[str, tuple[Stretch, ...]]) -> _Fragment:
         tiles = {name: writer.tiles.get(name, ()) for name in (*given, *writer.tiles)}
         names = self._by_bounds(writer, tiles)
-        steps = tuple(self._step(writer, op, names) for op in writer.ops)
-        made = frozenset(make[0] for step in steps for make in step.makes)
-        uses: dict[str, int] = {}
-        for step in steps:
-            for name in step.mentions:
-                uses[name] = uses.get(name, 0) + 1
-        needs = frozenset(uses) - made
-        others = {name: uses.pop(name) for name in needs}
-        return _Fragment(steps, needs, made, tiles, uses, others, self._effort(writer))
+        steps = self._ledger.add([self._step(writer, op, names) for op in writer.ops])
+        return _Fragment(steps, tiles, self._effort(writer))
 
     def _by_bounds(self, writer: Writer, tiles: dict[str, tuple[Stretch, ...]]) -> dict[str, str]:
         """Names of the stretches that a fragment hands out, by value and bounds: so that what reads
@@ -281,7 +254,7 @@ class Prices:
             tiles[value] = self._stretches.setdefault(tuple(found), tuple(found))
         return names
 
-    def _step(self, writer: Writer, op: Op, names: Mapping[str, str]) -> _Step:
+    def _step(self, writer: Writer, op: Op, names: Mapping[str, str]) -> Step:
         there, tensors, known = self._there, writer.tensors, names.get
         reads = tuple(
             [known(name, name) for name in op.inputs + op.captures if name and name not in there]
@@ -294,13 +267,12 @@ class Prices:
             if position == 0 and op.op_type not in COPIES and name not in self._outputs:
                 shared = known(op.inputs[0], op.inputs[0]) if is_alias(op) else ""
                 takes = () if shared else _takes(op, tensors, there, names)
-            makes.append((known(name, name), tensors[name].bytes, shared, takes))
+            makes.append(Made(known(name, name), tensors[name].bytes, shared, takes))
         of, share = writer.shares.get(op.name, (op.name, 1.0))
         scratch = self.of.scratch.get(of, 0)
         fixed = WORKSPACE if op.op_type in CONVOLUTIONS else 0
         scratch = max(round(scratch * share), min(scratch, fixed))
-        mentions = reads + tuple([make[0] for make in makes])
-        return _Step(tuple(makes), mentions, reads, scratch, self.paper.place.get(of, -1))
+        return Step(tuple(makes), reads, scratch, self.paper.place.get(of, -1))
 
     def _effort(self, writer: Writer) -> Effort:
         seconds, calls, again = 0.0, float(writer.views), 0.0
@@ -323,23 +295,6 @@ class Prices:
         """Of what a piece of an op reads whole, weights above all."""
         tensors = self.graph.tensors
         return sum([tensors[name].bytes for name in op.reads if name in tensors])
-
-    def _levels(self, fragments: Sequence[_Fragment]) -> tuple[tuple[int, ...], int]:
-        """Most bytes live while each op of the whole graph runs, and at all."""
-        steps = [step for fragment in fragments for step in fragment.steps]
-        change = _changes(steps, _uses(fragments, self.graph.outputs), self.graph.outputs)
-        found = [0] * len(self.graph.ops)
-        live = high = peak = last = 0
-        for step, more in zip(steps, change, strict=False):
-            live += more
-            high = max(high, live + step.scratch)
-            if step.place >= 0:
-                last = step.place
-                found[last] = max(found[last], high)
-                peak, high = max(peak, high), 0
-        if found:
-            found[last] = max(found[last], high)
-        return tuple(found), max(peak, high)
 
 
 def copy_effort(size: int, rate: float = 0.0) -> tuple[int, float]:
@@ -365,54 +320,3 @@ def _takes(
         if name and name not in there and (tensors[name].shape, tensors[name].bytes)
         == (out.shape, out.bytes)
     )  # fmt: skip
-
-
-def _uses(fragments: Sequence[_Fragment], outputs: Iterable[str]) -> dict[str, int]:
-    """Mentions of each value; outputs have one more, so never die."""
-    uses: dict[str, int] = {}
-    for fragment in fragments:
-        uses.update(fragment.uses)
-        for name, times in fragment.of_others.items():
-            uses[name] += times
-    for name in outputs:
-        uses[name] = uses.get(name, 0) + 1
-    return uses
-
-
-def _changes(steps: Sequence[_Step], uses: dict[str, int], outputs: Sequence[str]) -> list[int]:
-    """Bytes that are there from each step on, less those that are not any more.
-
-    Args:
-        uses: mentions of each value; used up.
-    """
-    home: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    last: dict[str, int] = {}
-    change = [0] * (len(steps) + 1)
-    for at, step in enumerate(steps):
-        for name, size, shared, takes in step.makes:
-            found = None
-            if shared:
-                found = home.get(shared, shared)
-                uses.setdefault(found, MANY)
-            else:
-                for other in takes:
-                    if uses[home[other]] == 1:
-                        found = home[other]
-                        break
-            if found is None:
-                home[name] = name
-                sizes[name] = size
-                change[at] += size
-            else:
-                home[name] = found
-                uses[found] += uses[name]
-        for name in step.reads:
-            last[home[name]] = at
-        for name in step.mentions:
-            uses[home[name]] -= 1
-    kept = set(outputs)
-    for name, at in last.items():
-        if name in sizes and name not in kept:
-            change[at + 1] -= sizes[name]
-    return change

@@ -7,12 +7,13 @@ the rows that are held, or those that are made again. How many are held is said 
 (:attr:`onnxremat.fission.region.Region.again`): all by default, so that nothing is made again.
 
 Values that are made of an image beside it and held as long (the product of a shortcut) go the same
-way.
+way. What is made of it before its second reading and read behind that alone is made right there:
+of the rows that are held or made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
@@ -85,6 +86,7 @@ class _Either:
         at: place of the op that it is made again right before.
         readers: places of ops that read either.
         ops: that make it again, before that.
+        late: places of readers that are moved there.
         beside: it is made of another image that is made again; of several, the last.
     """
 
@@ -92,7 +94,8 @@ class _Either:
     at: int
     readers: tuple[int, ...]
     ops: list[Op]
-    beside: bool
+    late: tuple[int, ...] = ()
+    beside: bool = False
 
 
 class _TooLongError(Exception):
@@ -108,6 +111,7 @@ class _Twice:
         sums: ops that sum over all rows of an image, a bit per place.
         largest: bytes of the largest value.
         tensors: of what is made again, too.
+        handed: what the graph hands out.
     """
 
     graph: Graph
@@ -116,10 +120,11 @@ class _Twice:
     largest: int = 0
     eithers: dict[str, _Either] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    handed: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self.tensors = dict(graph.tensors)
+        self.tensors, self.handed = dict(graph.tensors), frozenset(graph.outputs)
         for place, places in enumerate(graph.predecessors()):
             self.before.append(
                 reduce(or_, (self.before[other] | 1 << other for other in places), 0)
@@ -175,12 +180,36 @@ class _Twice:
             chain.make(name)
         except _TooLongError:
             return
-        readers = tuple(place for place, _ in late)
-        self.eithers[name] = _Either(name, at, readers, list(chain.ops), beside=False)
+        moved = self._late(uses, at, sums)
+        readers = (*moved, *(place for place, _ in late))
+        self.eithers[name] = _Either(name, at, readers, list(chain.ops), moved)
         for other, tensor in graph.tensors.items():
             place = graph.producer.get(other)
-            if place is not None and place < at and SMALL * tensor.bytes >= size:
+            if place is None or place in moved:
+                continue
+            if place < at and SMALL * tensor.bytes >= size:
                 self._beside(other, at, chain, sums)
+
+    def _late(
+        self, uses: Sequence[tuple[int, tuple[int, ...]]], at: int, sums: int
+    ) -> tuple[int, ...]:
+        """Of the ops that read an image before its second reading, those whose results are only
+        read behind that.
+
+        Args:
+            at: place of the second reading.
+            sums: what it waits for.
+        """
+        graph, found = self.graph, []
+        moved = {place for each in self.eithers.values() for place in each.late}  # for another
+        for place in (place for place, _ in uses if place < at and place not in moved):
+            op = graph.ops[place]
+            readers = [reader for name in op.writes for reader in graph.readers.get(name, ())]
+            if is_copy(op) or not readers or not self.handed.isdisjoint(op.writes):
+                continue
+            if min(readers) > at and self._waits(readers, sums):
+                found.append(place)
+        return tuple(found)
 
     def _beside(self, name: str, at: int, chain: _Chain, sums: int) -> None:
         """A second maker of a value that is made of what is made again anyway.
@@ -222,7 +251,7 @@ class _Twice:
 
     def written(self) -> Graph:
         """The graph."""
-        graph, before = self.graph, dict[int, list[Op]]()
+        graph, before = self.graph, dict[int, list[Op | int]]()
         renamed: dict[int, dict[str, str]] = {}
         for each in self.eithers.values():
             own = each.name + EITHER
@@ -230,13 +259,20 @@ class _Twice:
             self.tensors[own] = replace(self.tensors[each.name], name=own, role=Role.ACTIVATION)
             node = onnx.helper.make_node("Max", [each.name, again], [own], own)
             either = Op(own, "Max", "", (each.name, again), (own,), (), node)
-            before.setdefault(each.at, []).extend((*each.ops, either))
+            before.setdefault(each.at, []).extend((*each.ops, either, *each.late))
             for place in each.readers:
                 renamed.setdefault(place, {})[each.name] = own
+        late = {place for each in self.eithers.values() for place in each.late}
+
+        def own_of(place: int) -> Op:
+            op = graph.ops[place]
+            return op.renamed(op.name, renamed[place]) if place in renamed else op
+
         ops: list[Op] = []
-        for place, op in enumerate(graph.ops):
-            ops += before.get(place, ())
-            ops.append(op.renamed(op.name, renamed[place]) if place in renamed else op)
+        for place in range(len(graph.ops)):
+            ops += [own_of(op) if isinstance(op, int) else op for op in before.get(place, ())]
+            if place not in late:
+                ops.append(own_of(place))
         made = {*graph.inputs, *(name for op in ops for name in (*op.reads, *op.writes))}
         tensors = {name: t for name, t in self.tensors.items() if name in made}
         return replace(graph, ops=tuple(ops), tensors=tensors)

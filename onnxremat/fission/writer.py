@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections import ChainMap
 from collections.abc import MutableMapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -89,12 +91,13 @@ class Writer:
         return self.tiles.get(name, ((name, whole),))
 
     def gather(self, name: str, stretches: Sequence[Stretch], span: Span) -> str:
-        """Rows of a value that is there in stretches."""
-        first, end = span.first, span.end
+        """Rows of a value that is there in stretches, from the first rows on."""
         found = []
-        for tensor, held in stretches:
-            if max(held.first, first) < min(held.end, end):
-                both = held.overlap(span)
+        for tensor, held in islice(stretches, bisect(stretches, span.first, key=_end_of), None):
+            if held.first >= span.end:
+                break
+            both = held.overlap(span)
+            if both.size > 0:
                 found.append((self.cut(tensor, name, held, both), both))
         assert sum(part.size for _, part in found) == span.size, (name, span, stretches)
         return found[0][0] if len(found) == 1 else self.join(name, found)
@@ -258,3 +261,7 @@ class Writer:
         name = op.outputs[0]
         self.made[name] = Tensor(name, known.dtype, shape, size, Role.ACTIVATION)
         return op
+
+
+def _end_of(stretch: Stretch) -> int:
+    return stretch[1].end

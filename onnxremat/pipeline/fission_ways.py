@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxremat.fission.choose import Choosers
+from onnxremat.fission.kernels import warm_up
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region
 from onnxremat.fission.remade import remade
@@ -14,7 +15,7 @@ from onnxremat.pipeline.divided import prepare_fission
 from onnxremat.pipeline.in_regions import wholes_of
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
-from onnxremat.pipeline.phases import PLAN, Phases
+from onnxremat.pipeline.phases import LOAD, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.time_left import for_regions
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
@@ -30,6 +31,8 @@ UNFINISHED = "the choice of regions ended before it was done (a longer --time-li
 
 def choosers_for(prepared: Prepared, options: PlanOptions, log: Phases) -> Choosers:
     """What finds regions of a model."""
+    with log.phase(LOAD):
+        warm_up()
     until = for_regions(prepared, options, log, SEARCH)
     return Choosers(
         wholes_of(prepared.graph, prepared.costs, prepared.folder),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from onnxremat.cost.analytic import analytic_costs
+from onnxremat.fission import choose
 from onnxremat.fission.choose import Chooser, Choosers
 from onnxremat.fission.opened import norms_of, opened, seconds_of
 from onnxremat.fission.pricing import Whole
@@ -24,6 +25,14 @@ from tests.toolbox import graph_of, run
 
 ROWS, COLUMNS, WIDE = 48, 6, 16
 IMAGE = WIDE * ROWS * COLUMNS * 4  # bytes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_work() -> Iterator[None]:
+    """Searches of small graphs end soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "WORK", 60_000)
+        yield
 
 
 def residual(early: bool = False) -> onnx.ModelProto:
@@ -157,6 +166,18 @@ def test_what_is_worth_a_second_maker() -> None:
     names = [op.name for op in twice(_ways(residual(early=True))[0].graph).ops]
     assert len(names) == len(set(names))
     assert sum(name.endswith(EITHER) for name in names) == 3
+    # Until then it is made where the image is read again, of the rows that are there.
+    late = twice(_ways(residual(early=True))[0].graph)
+    place = {op.name: at for at, op in enumerate(late.ops)}
+    first = next(op for op in late.ops if is_either(op))
+    shortcut = next(
+        op for op in late.ops if op.op_type == "Conv" and op.inputs[0] == first.outputs[0]
+    )
+    assert place[first.name] < place[shortcut.name]
+    wide = _ways(residual(early=True))[0].graph
+    before = next(op for op in wide.ops if op.name == shortcut.name)
+    assert before.inputs[0] == first.inputs[0]
+    assert before.outputs == shortcut.outputs
     plain = graph_of("g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) { a = Exp (x) y = Neg (a) }")
     assert twice(plain) is plain
     # Held beyond the next normalisation anyway: the input of a block without a shortcut's product.
@@ -175,3 +196,22 @@ def test_it_goes_through_a_file() -> None:
     plain = Region(("a",), {"y": 2}, (1, 1), {})
     old = {k: v for k, v in plain.to_json().items() if k not in ("again", "until")}
     assert Region.from_json(old) == plain
+
+
+def test_a_sum_of_two_images_is_moved_once() -> None:
+    made = twice(
+        graph_of(
+            """g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
+                a = Exp (x) b = Sin (x) both = Add (a, b)
+                m = GlobalAveragePool (a) n = GlobalAveragePool (b)
+                c = Mul (a, m) d = Mul (b, n) e = Add (c, d) y = Add (e, both)
+            }"""
+        )
+    )
+    names = [op.outputs[0] for op in made.ops]
+    assert len(names) == len(set(names))
+    assert names.index("both") == names.index(f"a{EITHER}") + 1
+    there = set(made.inputs)
+    for op in made.ops:
+        assert there.issuperset(op.reads)
+        there.update(op.writes)
