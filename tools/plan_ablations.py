@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from onnxremat.planner import ladder, lazy_cuts, portfolio, relaxed
+from onnxremat.planner import ladder, lazy_cuts, portfolio, relaxed, walks
 from onnxremat.planner.formulations import cut_memory
 
 ROWS = (
@@ -56,6 +56,11 @@ def _one_depth() -> None:
         _set(tuning, depths=tuning.depths[:1], quick=min(1, tuning.quick))()
 
 
+def _cool() -> None:
+    _set(*PORTFOLIOS, heats=(0.6, 0.6))()
+    _set(walks.TUNING, near=0.6)()
+
+
 LAZY, PORTFOLIOS = lazy_cuts.TUNING, (portfolio.ONE_DEVICE, portfolio.SEVERAL)
 Lazy, Portfolio = lazy_cuts.LazyCuts, portfolio.Portfolio
 ABLATIONS = (
@@ -64,8 +69,10 @@ ABLATIONS = (
              _replace(Portfolio, "anneal", lambda *_, **__: None)),
     Ablation("rules", "checkpoint rules for a first plan", _replace(ladder, "RULES", ())),
     Ablation("depths", "greedy repair in several settings, not one", _one_depth),
-    Ablation("cool", "a second, cool walk near the best", _set(*PORTFOLIOS, heats=(0.6, 0.6))),
-    Ablation("over", "walks from the cuts' schedules over budget", _set(*PORTFOLIOS, short=0.0)),
+    Ablation("cool", "a second, cool walk near the best", _cool),
+    Ablation("over", "walks from the cuts' schedules over budget", _set(walks.TUNING, short=0.0)),
+    Ablation("rounded", "walks from rounded continuous solutions", _set(walks.TUNING, rounded=0)),
+    Ablation("crossed", "walks from crossed schedules", _set(walks.TUNING, crossed=0)),
     Ablation("placing", "cuts placed by the continuous relaxation", _set(LAZY, slow=inf)),
     Ablation("thin", "leaving placed cuts out again",
              _replace(Lazy, "_thin", lambda self, relaxed, least: relaxed)),

@@ -11,7 +11,7 @@ the largest excess.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, log
 
 import numpy as np
@@ -28,6 +28,7 @@ from onnxremat.planner.formulations.spans import (
     with_splits,
 )
 from onnxremat.planner.incumbent import Incumbent
+from onnxremat.planner.model import Model
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Bytes, Floats
 from onnxremat.planner.problem_lists import ProblemLists
@@ -65,7 +66,10 @@ class Tuning:
         brief, part: seconds of a solve, and share of the time left, up to which it is worth
             solving again like that.
         repair, enough: seconds of repair for each second of a solve, and per op at most.
-        read: schedules over budget that are kept for the search to start from.
+        read: schedules over budget that are kept for the search to start from, and solutions of
+            the continuous relaxation that are.
+        low, high: what is above a number drawn between these counts as 1 where such a solution is
+            read (resnet50/15%: walks from there end elsewhere each time, and are worth crossing).
         slack: share of the open gap within which a round is solved at first.
         loads: share of the time left for one model of loads (makespan): the search gains more.
         share, beside_share: of the time left for a round while cuts are added one by one, and
@@ -92,6 +96,8 @@ class Tuning:
     repair: float = 0.25
     enough: float = 0.02
     read: int = 3
+    low: float = 0.25
+    high: float = 0.75
     slack: float = 0.15
     loads: float = 0.2
     share: float = 0.3
@@ -130,6 +136,7 @@ class LazyCuts:
     rows: list[Row] = field(default_factory=list)
     placing: bool = False  # cuts are placed by the continuous relaxation
     read: list[Schedule] = field(default_factory=list)  # the last rounds' schedules over budget
+    points: list[tuple[CutModel, Floats]] = field(default_factory=list)  # continuous solutions
     last: Schedule | None = None  # schedule of the last solution, perhaps over budget
     asked: set[int] = field(default_factory=set)  # cuts where an integer solution broke a budget
     most: int = 0  # cuts, splits included, that the next round can afford
@@ -223,27 +230,38 @@ class LazyCuts:
     def _place(self) -> None:
         """Cut where the continuous relaxation breaks a budget; keep the cuts that matter."""
         incumbent, tuning = self.incumbent, self.tuning
-        end, best, stalled = incumbent.elapsed + tuning.placing * incumbent.left, -inf, 0
-        best, solved = incumbent.bound, self.cuts
+        end, stalled = incumbent.elapsed + tuning.placing * incumbent.left, 0
+        best, solved, last = incumbent.bound, list(self.cuts), None
         while not incumbent.over():
             made = self._build(self._spans(), self.budgets)
             relaxed = self._relax(made, max(1.0, end - incumbent.elapsed))
-            if relaxed is None:
+            if relaxed is None:  # too many for the time: those before are thinned all the same
                 self.cuts = solved
-                return
-            solved = list(self.cuts)
-            bound = made.seconds(relaxed.bound)
+                break
+            solved, last, bound = list(self.cuts), relaxed, made.seconds(relaxed.bound)
+            read = replace(made, model=Model())  # without the rows, which are large
+            self.points = [*self.points, (read, relaxed.point)][-tuning.read :]
             stalled = stalled + 1 if bound - best < tuning.little * incumbent.open_gap else 0
             best, schedule = max(best, bound), self._extract(made, relaxed.point)
             if stalled == tuning.stall or incumbent.elapsed > end or schedule is None:
                 break
             if not self._excess(schedule).any() or not self._add_cuts(schedule, tuning.many):
                 break
-        else:
+        if last is None or incumbent.over():
             return
         pool = list(self.cuts)
-        few = self._thin(relaxed, best - self.loss * incumbent.open_gap)
+        few = self._thin(last, best - self.loss * incumbent.open_gap)
         self._swap(few, pool, incumbent.elapsed + 0.5 * tuning.placing * incumbent.left)
+
+    def rounded(self, random: np.random.Generator) -> Schedule | None:
+        """A schedule read from one of the last continuous solutions, rounded at a number drawn at
+        random; perhaps over budget. None while there is none, or where it cannot be read."""
+        points = self.points
+        if not points:
+            return None
+        made, point = points[int(random.integers(len(points)))]
+        on = (point > random.uniform(self.tuning.low, self.tuning.high)).astype(np.float64)
+        return late_schedule(made, on, in_order=self.incumbent.fixed_order)
 
     def _thin(self, relaxed: Relaxed, least: float) -> Relaxed:
         """Leave out the cuts with the least price, while the relaxation still gives ``least``.

@@ -8,13 +8,13 @@ from itertools import cycle
 from math import inf
 from threading import Event, Thread
 
-from onnxremat.planner.crossing import Crossings
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem_lists import ProblemLists, reordered
 from onnxremat.planner.schedule import Schedule, Step
 from onnxremat.planner.search.session import Search
+from onnxremat.planner.walks import Walks
 
 Depths = tuple[tuple[int, float], ...]
 
@@ -31,12 +31,6 @@ class Tuning:
         repairs: how many of the depths repair a schedule of the cuts.
         heats: of annealing by turns, in mean op costs: afresh, and near the best.
         cool: of annealing from a schedule over budget, in its repair.
-        cools: the same beside the solver, by turns (random_500/80%: which of them pays changes).
-        short: of the seconds of a run afresh, for each of those.
-        crossed, crossing: walks from crossed schedules after each of those rounds, on one device,
-            and their seconds per op (resnet50/15%).
-        mild_cross: their heats, by turns.
-        longest: seconds per op that a run afresh takes at most: what is gained by more is luck.
         turn, per_op: seconds of the first turn of annealing, and more for each op.
         late: ops from which polishing is left out when time is up.
         listing: share of the time for list scheduling where there are many ops.
@@ -54,12 +48,6 @@ class Tuning:
     large: int = 3000
     repairs: int = 3
     cool: float = 0.02
-    cools: tuple[float, ...] = (0.02, 0.1, 0.04, 0.2)
-    short: float = 0.4
-    crossed: int = 10
-    crossing: float = 0.006
-    mild_cross: tuple[float, ...] = (0.03, 0.1)
-    longest: float = 0.04
     turn: float = 0.2
     per_op: float = 0.0004
     late: int = 1000
@@ -327,11 +315,18 @@ class Portfolio:
     def _take_turns(self, more: bool) -> None:
         incumbent, tuning, heats = self.incumbent, self.tuning, cycle(self.tuning.heats)
         slice_ = tuning.turn + tuning.per_op * self.lists.problem.ops
-        single = self.lists.problem.devices == 1
+        single, walks = self.lists.problem.devices == 1, Walks(self, self.search, bool)
+        runs = walks.each()
         while not incumbent.over():
             whole = single or incumbent.parallel or self.lazy.free
             rest = max(slice_, incumbent.left if whole else 0.5 * incumbent.left)
-            self.anneal(self.search, slice_ if more else rest, bool, next(heats))
+            turn = slice_ if more else rest
+            if walks.rounds:
+                end = incumbent.elapsed + turn
+                while incumbent.elapsed < end and not incumbent.over():
+                    next(runs, None)
+            else:
+                self.anneal(self.search, turn, bool, next(heats))
             if self.best() is None and self.start is None and self.lazy.last is None:
                 return
             if more and not incumbent.over():
@@ -354,34 +349,14 @@ class Portfolio:
             thread.join()
 
     def _walk(self, finished: Event) -> None:
-        """Anneal afresh, near the best, from what the cuts found over budget, and from crossings of
-        what all these ended with, in turn."""
-        incumbent, tuning, ops = self.incumbent, self.tuning, self.lists.problem.ops
+        """Anneal again and again, until that is told to end."""
         search = Search(
-            self.lists, incumbent.budgets, free_order=self.search.free_order,
-            seed=self.options.seed + 1, clock=incumbent.clock,
+            self.lists, self.incumbent.budgets, free_order=self.search.free_order,
+            seed=self.options.seed + 1, clock=self.incumbent.clock,
         )  # fmt: skip
-        seconds, cools, heats = 1.0 + 0.002 * ops, cycle(tuning.cools), cycle(tuning.mild_cross)
-        crossings = Crossings(search, self.options.seed)
-        alone = self.lists.problem.devices == 1
-        while not (incumbent.over() or finished.is_set()):
-            if incumbent.left < 2.5 * seconds:
-                seconds = 0.8 * incumbent.left
-            known = incumbent.value
-            self.anneal(search, seconds, finished.is_set)
-            if incumbent.value < known and not incumbent.parallel:
-                self.anneal(search, 0.25 * seconds, finished.is_set, tuning.heats[1])
-            seconds = min(2.0 * seconds, tuning.longest * ops)
-            for schedule in () if incumbent.parallel else self.lazy.read:
-                part = tuning.short * seconds
-                crossings.add(self.anneal(search, part, finished.is_set, next(cools), schedule))
-            for _ in range(tuning.crossed if alone else 0):
-                crossings.add(self.best())
-                start = crossings.draw()
-                if start is not None:
-                    part = min(seconds, tuning.crossing * ops)
-                    crossings.add(self.anneal(search, part, finished.is_set, next(heats), start))
-            finished.wait(0.01)  # where there is nothing to start from yet
+        for _ in Walks(self, search, finished.is_set).each():
+            if self.best() is None:
+                finished.wait(0.01)  # there may be nothing to start from yet
 
 
 def renamed(schedule: Schedule, names: list[int]) -> Schedule:
