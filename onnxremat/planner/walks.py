@@ -33,8 +33,8 @@ class Tuning:
             changes).
         short: of the seconds of a run afresh, for each of those.
         rounded, rounding, warm: runs from rounded solutions in a round, on one device, in place of
-            one afresh; their seconds per op, and their heats by turns (resnet50/15%, without integer
-            solutions to begin at: 9.40 % after 150 s, with hot runs instead 9.82 %).
+            one afresh; their seconds per op, and their heats by turns (resnet50/15%, without
+            integer solutions to begin at: 9.40 % after 150 s, with hot runs instead 9.82 %).
         crossed, crossing: runs from crossed schedules in a round, on one device, and their seconds
             per op.
         mild: their heats, by turns.
