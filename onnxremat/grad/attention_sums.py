@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.grad.assembly import makers_and_readers
 from onnxremat.grad.constants import Constants
-from onnxremat.grad.roles import inherit
+from onnxremat.grad.roles import inherit, is_backward
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
 
@@ -148,7 +148,7 @@ def _scale_at(known: _Known, op: Op, constants: Constants) -> tuple[str, str, li
     """What an op of the backward pass multiplies by a number, the number, and the names of the
     products that alone read the result, which are no larger together."""
     t, result = known.t, op.outputs[0]
-    if not _is(op, "Mul") or not _backward(op) or len(op.reads) != 2:
+    if not _is(op, "Mul") or not is_backward(op) or len(op.reads) != 2:
         return None
     source, number = op.inputs if t.size(op.inputs[1]) == 1 else op.inputs[::-1]
     if t.dtype(number) != onnx.TensorProto.FLOAT or t.shape(source) != t.shape(result):
@@ -187,7 +187,7 @@ class _Known:
 
     def sums_rows(self, op: Op) -> bool:
         """Whether an op of the backward pass sums the last axis of float32."""
-        if not _backward(op) or not _is(op, "ReduceSum") or len(op.inputs) != 2:
+        if not is_backward(op) or not _is(op, "ReduceSum") or len(op.inputs) != 2:
             return False
         axes, last = self.constants.get(op.inputs[1]), self.t.rank(op.inputs[0]) - 1
         found = axes is not None and list(numpy_helper.to_array(axes)) in ([-1], [last])
@@ -211,7 +211,7 @@ class _Known:
         """Results of shares times values."""
         for name in self.views(self.root(share)):
             for op in self.readers.get(name, []):
-                first = _is(op, "MatMul") and op.inputs[0] == name and not _backward(op)
+                first = _is(op, "MatMul") and op.inputs[0] == name and not is_backward(op)
                 if first and self.root(op.inputs[1]) == values:
                     yield op.outputs[0]
 
@@ -220,12 +220,12 @@ class _Known:
         reads it; "" if in none."""
         back = tuple(_perm(turn).index(axis) for axis in range(len(_perm(turn))))
         for op in self.readers.get(made, []):
-            if not _is(op, "Transpose") or _perm(op) != back or _backward(op):
+            if not _is(op, "Transpose") or _perm(op) != back or is_backward(op):
                 continue
             if self.t.shape(op.outputs[0]) != self.t.shape(turn.inputs[0]):
                 continue
             for name in self.views(op.outputs[0]):
-                if any(_backward(reader) for reader in self.readers.get(name, [])):
+                if any(is_backward(reader) for reader in self.readers.get(name, [])):
                     return name
         return ""
 
@@ -245,10 +245,6 @@ class _Known:
                 return None
             found += further
         return found
-
-
-def _backward(op: Op) -> bool:
-    return op.name.startswith("grad/")
 
 
 def _is(op: Op, kind: str) -> bool:

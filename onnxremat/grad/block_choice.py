@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.grad.assembly import makers_and_readers
+from onnxremat.grad.roles import is_backward
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
 from onnxremat.graph.least_cut import ENDLESS, Network
@@ -175,12 +176,6 @@ def attribute(op: Op, name: str, default: float) -> float:
     return default if found is None else float(helper.get_attribute_value(found))
 
 
-def backward(op: Op) -> bool:
-    """Whether an op is one of the backward pass: what is copied for the forward pass is not held
-    until then."""
-    return op.name.startswith("grad/")
-
-
 def chosen(rows: Rows) -> set[str]:
     """Names of the ops that work on rows in blocks at the least time."""
     return _Choice(rows).made()
@@ -248,7 +243,7 @@ class _Choice:
             how = self.rows.reads(op, name, self.able)
             always |= how == "rows"
             if how == "either":
-                copy = ("in", root, backward(op))
+                copy = ("in", root, is_backward(op))  # not held from pass to pass
                 if copy not in net.room:
                     net.arc(copy, self._maker(root), price)
                 net.arc(op.name, copy, ENDLESS)
@@ -260,7 +255,7 @@ class _Choice:
 
     def _first(self, op: Op, name: str, price: int) -> None:
         """A factor of a product over rows that is copied, once for all products."""
-        copy = ("first", self.rows.root(name), backward(op))
+        copy = ("first", self.rows.root(name), is_backward(op))
         if copy not in self.net.room:
             self.net.arc(copy, self.net.far, price)
         self.net.arc(op.name, copy, ENDLESS)

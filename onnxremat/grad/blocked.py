@@ -18,7 +18,7 @@ import onnx
 from onnx import helper
 
 from onnxremat.grad.blocked_rows import with_rows_in_blocks
-from onnxremat.grad.roles import inherit
+from onnxremat.grad.roles import inherit, is_backward
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
 from onnxremat.ort.blocks import DOMAIN
@@ -64,7 +64,7 @@ def _dense_gain(filters: Shape, places: int, block: int) -> bool:
 def _blocked(t: Tape, op: Op, block: int) -> list[Op]:
     x, w, *bias = op.inputs
     start = len(t.ops)
-    with t.scope(f"{op.name}/blocked", "backward" if op.name.startswith("grad/") else "forward"):
+    with t.scope(f"{op.name}/blocked", "backward" if is_backward(op) else "forward"):
         attributes = {
             a.name: helper.get_attribute_value(a)
             for a in op.node.attribute

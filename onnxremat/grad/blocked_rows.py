@@ -27,14 +27,13 @@ from onnxremat.grad.block_choice import (
     TIMES,
     Rows,
     attribute,
-    backward,
     chosen,
     fits,
     is_product,
     is_sum,
 )
 from onnxremat.grad.block_gelu import Slope, slopes
-from onnxremat.grad.roles import inherit
+from onnxremat.grad.roles import inherit, is_backward
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
 from onnxremat.ort.blocks import DOMAIN
@@ -92,7 +91,7 @@ class _InBlocks:
 
     def _replaced(self, op: Op) -> list[Op]:
         t, start = self.t, len(self.t.ops)
-        self.backward = backward(op)
+        self.backward = is_backward(op)
         with t.scope(f"{op.name}/blocked", "backward" if self.backward else "forward"):
             renames = self._emit(op)
         emitted, t.ops[start:] = t.ops[start:], []

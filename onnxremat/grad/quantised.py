@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 
 from onnxremat.grad.marks import first_of
+from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import all_nodes
 
 BEFORE = "make the step of the model as it was before it was quantised, and quantise what it trains"
@@ -24,8 +25,7 @@ def whole_weights(model: onnx.ModelProto) -> list[str]:
         if is_quantising(node.op_type)
         for name in node.input
     )
-    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
-    names = [n for n in read if n in stored and stored[n].data_type not in floats]
+    names = [n for n in read if n in stored and stored[n].data_type not in FLOATS]
     if not names:
         return []
     return [

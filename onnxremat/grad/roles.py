@@ -22,6 +22,11 @@ CHAIN, WEIGHT = "chain", "weight"  # the two kinds of backward
 SIZES = frozenset({"Shape", "Size"})  # what they make is the same for all data
 
 
+def is_backward(op: Op) -> bool:
+    """Whether an op, still under the name that it was emitted with, is of the backward pass."""
+    return op.name.startswith("grad/")
+
+
 def varying(ops: Iterable[Op], data: Collection[str]) -> set[str]:
     """Tensors that vary with some of the data; ``ops`` in a topological order."""
     found = set(data)
