@@ -36,7 +36,16 @@ from onnxremat.workers.stages import (
 )
 from onnxremat.workers.tied import apart
 from onnxremat.workers.tuning import measured_network
-from onnxremat.workers.within import PROCESS, Beside, Fitted, Memory, Within, opened, repeats
+from onnxremat.workers.within import (
+    PLANNING,
+    PROCESS,
+    Beside,
+    Fitted,
+    Memory,
+    Within,
+    opened,
+    repeats,
+)
 
 
 @dataclass(frozen=True)
@@ -220,7 +229,8 @@ def _fitted(
         found = []
         for at in range(max(rank) + 1):
             names = held(at, rank, whole, updates, owners) & variables
-            memory = Memory(state=sum(sizes[name] for name in names), process=PROCESS)
+            state = sum(sizes[name] for name in names)
+            memory = Memory(state=state, process=PROCESS if at else PROCESS + PLANNING)
             graphs = tuple(piece.graph for key, piece in updates.items() if key[1] in (-1, at))
             for graph in graphs:
                 memory = opened(memory, graph)

@@ -19,7 +19,8 @@ from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.replay import Replay
 from onnxremat.workers.workspace import pool_bytes
 
-PROCESS = 14 << 20  # bytes of ``Memory.process``
+PROCESS = 11 << 20  # bytes of ``Memory.process``
+PLANNING = 7 << 20  # and of the rank that plans for all
 AHEAD = 2  # actions for which a rank has asked for what they read
 ROUNDS = 8  # of choosing what is made again, and seeing what that takes
 
@@ -34,8 +35,8 @@ class Memory:
         crossing: buffers of what comes from other ranks and goes to them.
         workspace: what the pool of the sessions comes to hold: values inside parts and updates.
         sessions: weights that are constants, structures.
-        process: what planning leaves in the process: libraries that solve and compile, holes
-            between what Python holds. 4 to 13 MiB were measured.
+        process: what making the parts leaves in the process: libraries, holes between what Python
+            holds (4 to 8.6 MiB were measured), and solvers where the plan is made (to 15 MiB).
     """
 
     state: int = 0
