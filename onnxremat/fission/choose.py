@@ -75,15 +75,16 @@ class Chooser(Trials):
 
     Args:
         stop: asked between trials, and before regions of a stretch are looked for.
-        once: at one price of kernels, since images may be made again: that is a matter of rows, not
-            of calls.
+        once: at one price of kernels, since images may be made again, here or in a graph that is
+            searched next: that is a matter of rows, not of calls. The next goes on from what is
+            found, so that a rung that is not kept ends the search before it.
     """
 
     def __init__(
         self, of: Whole, stop: Callable[[], bool] = lambda: False, once: bool = False
     ) -> None:
         super().__init__(of, stop)
-        self.tuner = Tuner(self)
+        self.tuner, self.next = Tuner(self), once and not of.again
         levels, work = LEVELS[:1] if once or of.again else LEVELS, WORK + of.again * WORK
         self.searches = {level: _Search([self.whole], work) for level in levels}
 
@@ -132,8 +133,8 @@ class Chooser(Trials):
                 break
 
     def _more(self) -> bool:
-        search = self.searches[self.level]
-        return search.missed < MISSES and search.left > 0 and not self._stop()
+        search, misses = self.searches[self.level], 1 if self.next else MISSES
+        return search.missed < misses and search.left > 0 and not self._stop()
 
     def _further(self) -> None:
         """One rung down, from what was found for the one before, or from nothing in parts."""
@@ -141,9 +142,9 @@ class Chooser(Trials):
         self.left, self.paid = search.left, search.paid
         found = search.rungs
         rung = int(self.whole.peak * STEP ** len(found))
-        best, *others = found[-1], self.whole, min(found, key=lambda each: each.peak)
-        best = self._toward(rung, best)
-        for start in others:
+        best = self._toward(rung, found[-1])
+        others = (self.whole, min(found, key=lambda each: each.peak))
+        for start in () if self.next else others:
             if best.peak > rung:
                 best = self._toward(rung, start)
         search.missed += best.peak > rung
@@ -440,11 +441,6 @@ class Choosers:
             if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
                 break
         return _best(found, limit)
-
-    def instead(self, limit: int, may: Callable[[Priced], bool]) -> Priced:
-        """Of what was found and may be taken, the quickest that keeps a limit, or what needs
-        least."""
-        return _best([made.quickest(limit, made.of.kernels, may) for made in self._made], limit)
 
     def never(self, name: str) -> bool:
         """An op is whole whatever is in parts: it goes in no region, nor is it written out."""

@@ -84,13 +84,9 @@ class Trials:
         """A region instead of the one of the same ops."""
         return self.price((*(r for r in now.regions if r.ops != region.ops), region))
 
-    def quickest(
-        self, limit: int, kernels: KernelCosts, may: Callable[[Priced], bool] = lambda _: True
-    ) -> Priced:
-        """Of what was tried and may be taken, the quickest that keeps a limit, or what needs
-        least; of nothing the whole."""
-        known = (found for found in self.known.values() if found is not None and may(found))
-        tried = [self.whole, *known]
+    def quickest(self, limit: int, kernels: KernelCosts) -> Priced:
+        """Of what was tried, the quickest that keeps a limit, or what needs least."""
+        tried = [self.whole, *(found for found in self.known.values() if found is not None)]
         kept = [found for found in tried if found.peak <= limit]
         if kept:
             return min(kept, key=lambda found: (found.effort.at(kernels), found.peak))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.phases import OPTIMISE, Phases
 from onnxremat.pipeline.prepare import Prepared, Progress, Settings, for_planning
-from onnxremat.pipeline.time_left import passing
 
 IN_PARTS = 0.25  # of the time that is left to plan, for the costs of a graph in parts
 
@@ -53,12 +52,13 @@ def _divided(
     prepared: Prepared, settings: Settings, progress: Progress | None, left: float
 ) -> Prepared:
     log, settings = Phases.of(progress), replace(settings, costs_within=IN_PARTS * left)
+    before = log.seconds.get(OPTIMISE, 0.0)
     outputs = None if prepared.whole else prepared.outputs
     with log.phase(OPTIMISE):
         made = for_planning(prepared.unsplit, settings, log, outputs, prepared)
     # How well costs are known is said once, of the graph that is planned.
     older = set(prepared.costs.notes) if made.costs.notes else set()
-    before = (note for note in prepared.notes if note not in older)
-    notes = tuple(dict.fromkeys((*before, *made.notes)))
-    longer = passing(prepared, len(made.graph.ops) / max(1, len(prepared.graph.ops)))
-    return replace(made, notes=notes, whole=prepared.whole or prepared.graph, passing=longer)
+    said = (note for note in prepared.notes if note not in older)
+    notes = tuple(dict.fromkeys((*said, *made.notes)))
+    took = log.seconds[OPTIMISE] - before  # it was written, opened, run and looked at
+    return replace(made, notes=notes, whole=prepared.whole or prepared.graph, passing=took)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from onnxremat.fission.choose import Choosers
 from onnxremat.fission.kernels import warm_up
@@ -17,35 +19,49 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import LOAD, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.time_left import for_regions
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.options import PlanOptions
 
 TRIES = 4  # graphs in parts that are carried out for one budget
 REMADE = 0.25  # share of the time that is left for the choice of pieces that are made again
 GATES = 1 << 16  # bytes left for what keeps second runs apart
-SEARCH = 0.5  # share of the time that is left for the choice of regions
+SEARCH = 0.75  # share of the time that is left for the choice of regions, of the processor's time
 NOT_EVERY = "with regions in parts none was found, which is no proof that there is none"
 UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
+NO_TIME = "the time was over: regions that may do were not tried (a longer --time-limit does that)"
 
 
-def choosers_for(prepared: Prepared, options: PlanOptions, log: Phases) -> Choosers:
-    """What finds regions of a model."""
+def choosers_for(
+    prepared: Prepared,
+    options: PlanOptions,
+    log: Phases,
+    worked: Callable[[], float] = time.thread_time,
+) -> Choosers:
+    """What finds regions of a model: for as long as the processor has worked on it for its share of
+    the time that is left, so that a busy machine finds no less, unless the command is late.
+
+    Args:
+        worked: seconds of the processor so far.
+    """
     with log.phase(LOAD):
         warm_up()
-    until = for_regions(prepared, options, log, SEARCH)
+    until = worked() + SEARCH * options.left if options.work is None else inf
     return Choosers(
         wholes_of(prepared.graph, prepared.costs, prepared.folder),
-        lambda: until.stopped or until.left <= 0,
+        lambda: options.stopped or worked() >= until or log.left <= 0,
     )
 
 
 @dataclass
 class RegionsInParts(InParts):
-    """Plans of an inference with regions in parts."""
+    """Plans of an inference with regions in parts.
+
+    Nobody foretells what trying them takes: they are begun while there is time. Where nothing else
+    keeps the budget, those that do by their price are carried out then whatever that takes, so that
+    a busy machine has the same result; else the time is looked at before each step of it.
+    """
 
     known: Choosers | None = None
-    times: float = 1.0
 
     @property
     def choosers(self) -> Choosers:
@@ -58,8 +74,9 @@ class RegionsInParts(InParts):
         room = limit.planned - self.prepared.weights
         for turn in range(TRIES):
             chosen = self._chosen(room)
-            split = self._split(chosen, why)
-            if split is None:
+            needed = self.whole is None and chosen.peak <= room
+            split = self._split(chosen, why, needed)
+            if split is None or not (needed or self._in_time()):
                 return None
             allowed = limit_of(split, self.budget) or limit
             over = split.store_all_peak - allowed.planned
@@ -97,32 +114,25 @@ class RegionsInParts(InParts):
     def _chosen(self, room: int) -> Priced:
         with self.log.phase(PLAN, "choosing regions to compute in parts"):
             found = self.choosers.within(room)
-            if late := self._late(found):
-                other = self.choosers.instead(room, lambda each: not self._late(each))
-                if other.regions:
-                    found, self.unfinished = other, late
         if found.peak > room and self.choosers.ended:
             self.unfinished = UNFINISHED
         return found
 
-    def _late(self, chosen: Priced) -> str:
-        """Why a graph in these parts is not tried, "" where there is time for it."""
-        return self._out_of_time(self._longer(chosen))
+    def _no_time(self) -> str:
+        return NO_TIME if self.log.left <= 0 else ""
 
-    def _longer(self, chosen: Priced) -> float:
-        """How many times the ops of the whole a graph in these parts has, copies aside."""
-        more = sum(region.pieces - len(region.ops) for region in chosen.regions)
-        return 1 + more / len(self.prepared.graph.ops)
-
-    def _split(self, chosen: Priced, why: str) -> Prepared | None:
+    def _split(self, chosen: Priced, why: str, needed: bool = False) -> Prepared | None:
         """The model with regions in parts, None where that gains nothing, does not go or nobody
-        waits for it any more."""
+        waits for it any more.
+
+        Args:
+            needed: there is nothing else: it is made however late it is.
+        """
         if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
             return None
         left = self.options.left
         split = self._made(
-            lambda: prepare_fission(self.prepared, chosen.regions, self.log, left),
-            self._longer(chosen),
+            lambda: prepare_fission(self.prepared, chosen.regions, self.log, left), needed
         )
         if split is None:
             return None

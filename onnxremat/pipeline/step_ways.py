@@ -110,7 +110,7 @@ class StepInParts(InParts):
     def _split(self, parts: StepParts, why: str) -> Prepared | None:
         """The step in parts, None where it does not go or nobody waits for it any more."""
         left = self.options.left
-        split = self._made(lambda: prepare_step(self.prepared, parts, self.log, left), self.times)
+        split = self._made(lambda: prepare_step(self.prepared, parts, self.log, left))
         if split is None:
             return None
         more = split.costs.total / self.prepared.costs.total - 1

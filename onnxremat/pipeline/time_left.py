@@ -23,8 +23,6 @@ AHEAD = 4  # times as long as reading and running a model what comes after takes
 TIMING = 6.0  # seconds of timing a result, where nobody says how many
 TIMED = 3  # sessions that are opened for it
 PASSES = 4  # sessions that a graph in parts is run in before its plan is known to be good
-LIKELY = 2.0  # as many ops as the model a graph in parts has
-SOME = 0.4  # of its share of the time, that a choice of regions has whatever is left for trying it
 # Times the limit, and seconds, in which a command is to be done; one more is for starting Python.
 BEYOND, BESIDE = 1.2, 4.0
 
@@ -129,31 +127,14 @@ def out_of_time(prepared: Prepared, options: PlanOptions, log: Phases, times: fl
     Args:
         times: as many ops as the model has.
     """
-    needs, trying = times * prepared.optimising, trying_parts(prepared, times)
+    needs = times * prepared.optimising
+    trying = needs + PASSES * passing(prepared, times)
     if options.affords(needs) and trying <= log.left:
         return ""
     return (
         f"optimising and trying it in parts would take {trying:.0f} s more, which the time limit "
         "leaves no room for (a longer --time-limit does)"
     )
-
-
-def trying_parts(prepared: Prepared, times: float) -> float:
-    """Seconds that optimising and trying a graph in parts takes.
-
-    Args:
-        times: as many ops as the model has.
-    """
-    return times * prepared.optimising + PASSES * passing(prepared, times)
-
-
-def for_regions(prepared: Prepared, options: PlanOptions, log: Phases, share: float) -> PlanOptions:
-    """The options of a choice of regions: a share of the time that is left, but for what trying
-    what it finds is likely to take, and some of it whatever that is."""
-    usual, room = share * options.left, log.left - trying_parts(prepared, LIKELY)
-    if options.work is not None or usual <= room:
-        return options.within(share)
-    return options.within(share * max(SOME, room / usual))
 
 
 def say_of_runs(seconds: float, log: Phases) -> None:

@@ -77,8 +77,8 @@ class InParts(ABC):
             why: the whole is not taken, for people.
         """
         if limit not in self.tried:
-            self.late = self.late or self._out_of_time(self.times)
-            self.tried[limit] = None if self.late else self._within(limit, why)
+            in_time = self._in_time()
+            self.tried[limit] = self._within(limit, why) if in_time else None
         return self.tried[limit]
 
     @abstractmethod
@@ -118,18 +118,22 @@ class InParts(ABC):
         notes.append(f"parts may need less: {why}")
         return replace(whole.told(notes=tuple(notes)), lower=floor, why=WORDS)
 
-    def _out_of_time(self, times: float) -> str:
-        """Why a graph of so many times the ops is not tried, "" where there is time for it."""
-        return out_of_time(self.prepared, self.options, self.log, times)
+    def _in_time(self) -> bool:
+        """Whether there is time for parts; else it is known why not."""
+        self.late = self.late or self._no_time()
+        return not self.late
 
-    def _made(self, make: Callable[[], Prepared], times: float) -> Prepared | None:
+    def _no_time(self) -> str:
+        """Why there is no time for parts, "" where there is."""
+        return out_of_time(self.prepared, self.options, self.log, self.times)
+
+    def _made(self, make: Callable[[], Prepared], needed: bool = False) -> Prepared | None:
         """A model in parts; None where it does not go, or nobody waits for it any more.
 
         Args:
-            times: as many ops as the whole has, about.
+            needed: it is made however late it is.
         """
-        self.late = self.late or self._out_of_time(times)
-        if self.options.stopped or self.late:
+        if self.options.stopped or not (needed or self._in_time()):
             return None
         try:
             with self.log.ending(self.whole is not None):

@@ -17,6 +17,7 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget
 
 BUDGETS = 7  # that are planned for
+IN_PARTS = 2 / 3  # of the time that regions get for one budget, for those in a limit of time
 NEAR = 1.02  # ratio of budgets from which nothing is to be gained between them
 
 
@@ -64,7 +65,8 @@ def plan_within_time(
     log = log or Phases()
     load_search(1, log)
     options = options.begun()
-    search = _Search(prepared, overhead, log, choosers_of(prepared, options))
+    choosers = choosers_of(prepared, options.within(IN_PARTS), log)
+    search = _Search(prepared, overhead, log, choosers)
     high = _all(prepared)
     low = max(prepared.floor.fixed, 1)
     best: Candidate | None = None

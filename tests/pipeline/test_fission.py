@@ -17,9 +17,10 @@ from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.graph.onnx_io import write_model
-from onnxremat.pipeline import priced, ways_in_parts
+from onnxremat.pipeline import priced
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.fission_ways import RegionsInParts
 from onnxremat.pipeline.planned import plan_of_model, read_planned
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.ways import plan_within_budget
@@ -102,27 +103,11 @@ def test_the_least_memory() -> None:
 
 def test_the_least_memory_without_time_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is proven of the whole is not said of parts, which nobody tried."""
-    monkeypatch.setattr(ways_in_parts, "out_of_time", lambda *_: "no time for parts")
+    monkeypatch.setattr(RegionsInParts, "_no_time", lambda _: "no time for parts")
     notes = _optimised("min").facts()["notes"]
     assert any("can work for the model as a whole" in note for note in notes)
     assert any("no time for parts" in note for note in notes)
     assert not any("can work:" in note for note in notes)
-
-
-def test_parts_of_fewer_ops_where_there_is_no_time_for_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    most = 3.0
-
-    def late(_prepared: object, _options: object, _log: object, times: float) -> str:
-        return "no time for so many ops" if times > most else ""
-
-    monkeypatch.setattr(ways_in_parts, "out_of_time", late)
-    result = _optimised("min")
-    ops = len(result.prepared.graph.ops)
-    regions = result.facts()["fission"]
-    assert 0 < sum(len(r["ops"]) * (len(r["parts"]) - 1) for r in regions) <= (most - 1) * ops
-    assert result.candidate.held < WHOLE
 
 
 @pytest.mark.slow

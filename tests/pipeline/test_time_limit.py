@@ -13,6 +13,8 @@ from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.measure import Measuring
 from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
+from onnxremat.fission.choose import Choosers
+from onnxremat.fission.pricing import Priced
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
@@ -27,17 +29,12 @@ from onnxremat.pipeline import (
 )  # fmt: skip
 from onnxremat.pipeline.artifact import CPU, Check, Kind
 from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.fission_ways import SEARCH, RegionsInParts, choosers_for
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.time_left import (
-    LIKELY,
-    MEASURING,
-    OFF_PLANNING,
-    QUICK,
-    SOME,
-    for_regions,
-    trying_parts,
-)  # fmt: skip
+from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
@@ -119,11 +116,11 @@ def test_whole_and_parts_share_the_time(budget: str, monkeypatch: pytest.MonkeyP
 
 
 def test_parts_that_would_take_too_long_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half the whole's memory is in reach of a batch in parts only: proven, or with a plan where
-    there is time for these, and else neither."""
+    """Half the whole's memory is in reach of a batch in parts only: with a plan where there is time
+    for these, and else none that is called impossible."""
     clock = Clock(monkeypatch)
     asked = one_budget("0.4x")
-    slow = replace(prepare(wide_chain(), Settings(threads=1)), optimising=LIMIT)
+    slow = replace(prepare(wide_chain(), Settings(threads=1, fission=())), optimising=LIMIT)
     assert plan_within_budget(replace(slow, optimising=0.1), asked, clock.options())
     with pytest.raises(NoPlanError, match="a longer --time-limit does"):
         plan_within_budget(slow, asked, clock.options())
@@ -226,27 +223,69 @@ def test_what_takes_the_square_of_the_ops_has_a_limit(
     assert all(check.ok for check in made.checks)
 
 
-def test_a_choice_of_regions_leaves_time_to_try_them() -> None:
-    """Half of the time, less where trying what is found takes more than the rest; some of it, and
-    all of its share where work is counted or nothing has to be done by a moment."""
-    options = PlanOptions(time_limit=LIMIT, threads=1, now=lambda: 100.0)
-    log = Phases(now=lambda: 100.0)
+def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None) -> None:
+    """However long a busy machine takes for it; not by either where work is counted."""
+    worked, now = [0.0], [0.0]
+    options, log = PlanOptions(time_limit=LIMIT, now=lambda: 0.0), Phases(now=lambda: now[0])
+    log.end_within(LIMIT)
     image = prepare(chain(), Settings(threads=1, costs=analytic_costs))
-    light = replace(image, optimising=0.0, passing=0.0)
-    heavy = replace(image, optimising=0.0, passing=0.25 * LIMIT)
 
-    def left(model: Prepared) -> float:
-        return for_regions(model, options, log, 0.5).left
+    def ended(processor: float, clock: float, asked: PlanOptions = options) -> bool:
+        worked[0] = now[0] = 0.0
+        choosers = choosers_for(image, asked, log, lambda: worked[0])
+        worked[0], now[0] = processor, clock
+        return choosers.ended
 
-    assert left(heavy) == pytest.approx(0.5 * LIMIT)
-    log.end_within(1.2 * LIMIT)
-    assert left(light) == pytest.approx(0.5 * LIMIT)
-    trying = trying_parts(heavy, LIKELY)
-    assert trying == pytest.approx(2 * LIMIT, rel=0.05)
-    assert left(heavy) == pytest.approx(SOME * 0.5 * LIMIT)
-    log.end_within(trying + 0.3 * LIMIT)
-    assert left(heavy) == pytest.approx(0.3 * LIMIT)
-    assert for_regions(heavy, replace(options, work=100), log, 0.5).work == 50
+    assert not ended(0.99 * SEARCH * LIMIT, 0.99 * LIMIT)
+    assert ended(1.01 * SEARCH * LIMIT, 0.0)
+    assert ended(0.0, 1.01 * LIMIT)
+    assert not ended(2 * LIMIT, 0.0, replace(options, work=100))
+
+
+@pytest.fixture
+def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
+    """Plans regions with a clock of the command that stands still until they are chosen, and shows
+    then that the time is over, or not."""
+    image = prepare(chain(), Settings(threads=1, not_counted=PARTS, costs=analytic_costs))
+    real, now = Choosers.within, [0.0]
+
+    def planned(budget: int, late: bool, whole: bool = False) -> tuple[Candidate | None, str]:
+        def within(self: Choosers, limit: int) -> Priced:
+            found = real(self, limit)
+            now[0] += late * 2 * LIMIT
+            return found
+
+        monkeypatch.setattr(Choosers, "within", within)
+        log, options = Phases(now=lambda: now[0]), PlanOptions(time_limit=LONG, threads=1).begun()
+        log.end_within(LIMIT)
+        parts = RegionsInParts(image, one_budget(budget), options, log)
+        if whole:
+            parts.whole = plan_within(image, one_budget(2 * image.store_all_peak), options)
+        return parts.within(Limit(budget), "the whole needs more"), parts.late
+
+    return planned
+
+
+def test_regions_that_alone_keep_a_budget_are_carried_out_however_late(over: Any) -> None:
+    """The same plan, whether the time was over when they were chosen or not."""
+    (soon, _), (late, why) = (over(WHOLE * 5 // 8, when) for when in (False, True))
+    assert soon.prepared.settings.fission
+    assert late.prepared.settings.fission == soon.prepared.settings.fission
+    assert late.plan.sequence == soon.plan.sequence
+    assert late.measured.peaks[CPU] <= WHOLE * 5 // 8
+    assert not why
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_other_regions_are_not_begun_late(over: Any, whole: bool) -> None:
+    """Those that need more than the budget, and those beside a plan of the whole."""
+    budget = WHOLE * 5 // 8 if whole else 30_000
+    found, why = over(budget, True, whole)
+    assert found is None
+    assert "the time was over" in why
+    found, why = over(budget, False, whole)
+    assert (found is not None) == whole
+    assert not why
 
 
 def test_costs_of_what_only_parts_can_fit_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
