@@ -170,26 +170,29 @@ class _Search:
         """
         order, use = self._played()
         most, aims = AT_ONCE, AIMS
+        best: list[_Gap] | None = None
         for _ in range(TURNS):
             if use.max() <= self.limit:
                 return self._without_need(order, stop)
-            chosen = self._best(use)[:most]
+            best = self._best(use) if best is None else best
+            chosen = best[:most]
             if stop() or not (chosen or aims):
                 break
             if not chosen:
                 self.aim -= int(use.max()) - self.limit
                 self.fixed.clear()
-                aims -= 1
+                aims, best = aims - 1, None
                 continue
             self.left.leave(chosen)
             tried = self._tried()
             if tried is not None and self._excess(tried[1]) < self._excess(use):
                 order, use = tried
-                most = AT_ONCE
+                most, best = AT_ONCE, None
                 continue
             self.left.hold(chosen)
             if len(chosen) == 1:
                 self.fixed.update(chosen)
+                best = best[1:]
             most = max(1, most // 4)
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from onnxremat.fission.choose import Choosers
@@ -59,9 +59,13 @@ class RegionsInParts(InParts):
     Nobody foretells what trying them takes: they are begun while there is time. Where nothing else
     keeps the budget, those that do by their price are carried out then whatever that takes, so that
     a busy machine has the same result; else the time is looked at before each step of it.
+
+    Attributes:
+        splits: the model in the regions that were tried last.
     """
 
     known: Choosers | None = None
+    splits: dict[object, Prepared] = field(default_factory=dict)
 
     @property
     def choosers(self) -> Choosers:
@@ -130,7 +134,9 @@ class RegionsInParts(InParts):
         """
         if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
             return None
-        left = self.options.left
+        key, left = frozenset(region.key for region in chosen.regions), self.options.left
+        if key in self.splits:
+            return self.splits[key]
         split = self._made(
             lambda: prepare_fission(self.prepared, chosen.regions, self.log, left), needed
         )
@@ -141,7 +147,8 @@ class RegionsInParts(InParts):
             f"{described(chosen.regions)} (whole: {why}; --fission off keeps it whole), at an "
             f"estimated {more:+.1%} of the whole's time"
         )
-        return self._noted(split, what, "graph")
+        self.splits = {key: self._noted(split, what, "graph")}
+        return self.splits[key]
 
 
 def described(regions: Sequence[Region]) -> str:

@@ -21,6 +21,7 @@ from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.session import OPENED
 from onnxremat.pipeline import (
     closed_loop,
+    fission_ways,
     in_session,
     kept_plans,
     priced,
@@ -286,6 +287,31 @@ def test_other_regions_are_not_begun_late(over: Any, whole: bool) -> None:
     found, why = over(budget, False, whole)
     assert (found is not None) == whole
     assert not why
+
+
+def test_the_same_regions_are_made_ready_once(over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where their constants alone miss the budget, and nothing smaller is found."""
+    made: list[Any] = []
+    real = fission_ways.prepare_fission
+
+    def counted(prepared: Prepared, regions: Any, *others: Any) -> Prepared:
+        made.append(frozenset(region.key for region in regions))
+        return real(prepared, regions, *others)
+
+    monkeypatch.setattr(fission_ways, "prepare_fission", counted)
+    chosen: list[Priced] = []
+    within = RegionsInParts._chosen
+    monkeypatch.setattr(
+        RegionsInParts, "_chosen", lambda *given: chosen.append(within(*given)) or chosen[-1]
+    )
+    over(30_000, False)
+    least = chosen[-1].peak
+    image = prepare(chain(), Settings(threads=1, not_counted=PARTS, costs=analytic_costs))
+    made.clear()
+    chosen.clear()
+    over(image.weights + least, False)
+    assert len(chosen) > 1
+    assert len(made) == len(set(made))
 
 
 def test_costs_of_what_only_parts_can_fit_take_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
