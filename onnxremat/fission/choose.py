@@ -92,6 +92,8 @@ class Chooser(Trials):
         """Begin with what was found of a graph without second makers of this one's images."""
         for level, search in self.searches.items():
             for at, rung in enumerate(other.searches[level].rungs):
+                if self._stop():
+                    return
                 self.level, self.left = level, WORK
                 found = self.price(tuple(self.able.with_eithers(r) for r in rung.regions))
                 if found is not None and found.peak <= self.whole.peak * STEP**at:

@@ -35,17 +35,21 @@ def choosers_for(
     prepared: Prepared,
     options: PlanOptions,
     log: Phases,
+    needed: bool = False,
     worked: Callable[[], float] = time.thread_time,
 ) -> Choosers:
     """What finds regions of a model: for as long as the processor has worked on it for its share of
     the time that is left, so that a busy machine finds no less, unless the command is late.
 
     Args:
+        needed: there is nothing else: it has its share of the command's time, of which planning may
+            have less so that plans can be run.
         worked: seconds of the processor so far.
     """
     with log.phase(LOAD):
         warm_up()
-    until = worked() + SEARCH * options.left if options.work is None else inf
+    left = max(options.left, log.left) if needed and log.left < inf else options.left
+    until = worked() + SEARCH * left if options.work is None else inf
     return Choosers(
         wholes_of(prepared.graph, prepared.costs, prepared.folder),
         lambda: options.stopped or worked() >= until or log.left <= 0,
@@ -71,7 +75,8 @@ class RegionsInParts(InParts):
     def choosers(self) -> Choosers:
         """Of the whole graph."""
         if self.known is None:
-            self.known = choosers_for(self.prepared, self.options, self.log)
+            needed = self.whole is None
+            self.known = choosers_for(self.prepared, self.options, self.log, needed)
         return self.known
 
     def _within(self, limit: Limit, why: str) -> Candidate | None:

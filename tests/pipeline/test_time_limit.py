@@ -228,19 +228,24 @@ def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None
     """However long a busy machine takes for it; not by either where work is counted."""
     worked, now = [0.0], [0.0]
     options, log = PlanOptions(time_limit=LIMIT, now=lambda: 0.0), Phases(now=lambda: now[0])
-    log.end_within(LIMIT)
+    log.end_within(2 * LIMIT)
     image = prepare(chain(), Settings(threads=1, costs=analytic_costs))
 
-    def ended(processor: float, clock: float, asked: PlanOptions = options) -> bool:
+    def ended(
+        processor: float, clock: float, asked: PlanOptions = options, needed: bool = False
+    ) -> bool:
         worked[0] = now[0] = 0.0
-        choosers = choosers_for(image, asked, log, lambda: worked[0])
+        choosers = choosers_for(image, asked, log, needed, lambda: worked[0])
         worked[0], now[0] = processor, clock
         return choosers.ended
 
-    assert not ended(0.99 * SEARCH * LIMIT, 0.99 * LIMIT)
+    assert not ended(0.99 * SEARCH * LIMIT, 1.99 * LIMIT)
     assert ended(1.01 * SEARCH * LIMIT, 0.0)
-    assert ended(0.0, 1.01 * LIMIT)
+    assert ended(0.0, 2.01 * LIMIT)
     assert not ended(2 * LIMIT, 0.0, replace(options, work=100))
+    # Where there is nothing else it may have of the time that running plans of a whole would take.
+    assert not ended(1.99 * SEARCH * LIMIT, 0.0, needed=True)
+    assert ended(2.01 * SEARCH * LIMIT, 0.0, needed=True)
 
 
 @pytest.fixture
