@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long a draw or a test takes is no matter: machines are busy.
-settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long a draw or a test takes is no matter: machines are busy. Draws are the same in every run,
+# whose verdict is that of what was changed; others: --hypothesis-profile drawn --hypothesis-seed 7
+FREE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", FREE, derandomize=True)
+settings.register_profile("drawn", FREE, derandomize=False)
 settings.load_profile("steady")
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,7 +23,7 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
 from onnxremat.cost.table import CostTable, signature
-from onnxremat.device.host import processor_kind, processor_name, processors
+from onnxremat.device.host import own_threads, processor_kind, processor_name, processors
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.ir import Graph
@@ -255,7 +255,7 @@ def machine_key(threads: int, *others: object) -> str:
     import hashlib
 
     here = processors()
-    count = threads or here
+    count = threads or own_threads()
     crowded = (f"on {here}",) if here < count else ()
     text = repr((runtime_version(), processor_kind(), count, KEPT, *others, *crowded))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

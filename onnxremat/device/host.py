@@ -10,6 +10,7 @@ from onnxremat.errors import UsageError
 from onnxremat.limits import THREADS, at_least, check
 
 CPUINFO = Path("/proc/cpuinfo")
+CORES = Path("/sys/devices/system/cpu")
 _KIND = frozenset({
     "vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU architecture",
     "CPU variant", "CPU part", "CPU revision", "Features",
@@ -87,6 +88,17 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def own_threads() -> int:
+    """Threads of a session that is not told how many: onnxruntime starts one for every core of the
+    machine, however few the process may use. What the system does not tell of cores, it may of
+    processors."""
+    try:
+        cores = {file.read_text() for file in CORES.glob("cpu*/topology/thread_siblings_list")}
+    except OSError:
+        cores = set()
+    return len(cores) or os.cpu_count() or 1
 
 
 def check_threads(count: int) -> None:

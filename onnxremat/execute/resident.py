@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from onnxremat.device.host import processors
+from onnxremat.device.host import own_threads
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.providers import CPU
@@ -31,7 +31,7 @@ def devices_rise(path: Path, made: Deployment, feeds: Feeds, room: int = 0) -> R
     if any(device.provider != CPU for device in devices):
         return None
     # A session has its own threads, a device one that runs its sessions.
-    stacks = sum((d.threads or processors()) - 1 for d in devices) + len(set(devices))
+    stacks = sum((d.threads or own_threads()) - 1 for d in devices) + len(set(devices))
     request = {"child": CHILD, "model": str(path), "room": room}
     return rise_of({**request, "stacks": max(0, stacks - THREADS)}, feeds)
 

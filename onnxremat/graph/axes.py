@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onnxremat.graph import axis_layouts as layouts
 from onnxremat.graph import axis_products as products
 from onnxremat.graph import axis_windows as windows
-from onnxremat.graph.axis_sums import TOTALS, Total
+from onnxremat.graph.axis_sums import TOTALS, Total, require_join
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Rule, Span
 from onnxremat.graph.traits import ONNX, has_bodies, is_random
@@ -142,6 +142,7 @@ def partial_of(op: Op, facts: Facts, span: Span) -> Piece:
     total = total_of(op)
     if total is None:
         raise CannotSplitError(f"{op.op_type} is no sum")
+    require_join(total, facts.opset, facts.graph.tensors[op.outputs[0]].dtype)
     return total.rule(facts.call(op), span)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from onnx import TensorProto as T
+
 from onnxremat.graph.axis_windows import SPATIAL
 from onnxremat.graph.spans import Call, CannotSplitError, Piece, Rule, Span
 
@@ -23,6 +25,23 @@ class Total:
 
     joins: str
     rule: Rule
+
+
+_FLOATS = {T.FLOAT, T.FLOAT16, T.BFLOAT16, T.DOUBLE}
+# Opsets before which onnxruntime has Max and Min of these element types alone.
+_LARGEST = {8: {T.FLOAT, T.FLOAT16}, 12: {T.FLOAT, T.FLOAT16, T.DOUBLE}}
+
+
+def require_join(total: Total, opset: int, dtype: int) -> None:
+    """Raises:
+    CannotSplitError: such results are not put together: shares of a whole number are none, and
+        onnxruntime does not have every operator of every type.
+    """
+    if total.joins == MEAN and dtype not in _FLOATS:
+        raise CannotSplitError("a mean of whole numbers is rounded once")
+    known = next((kinds for version, kinds in _LARGEST.items() if opset < version), {dtype})
+    if total.joins in ("Max", "Min") and dtype not in known:
+        raise CannotSplitError(f"opset {opset} has no {total.joins} of its type")
 
 
 def reduced(call: Call, span: Span) -> Piece:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxremat.device.host import processors
+from onnxremat.device.host import own_threads
 from onnxremat.graph.temporary import scratch_folder
 from onnxremat.memory.native import STACK
 from onnxremat.memory.taken import status
@@ -71,7 +71,7 @@ def resident_rise(
     request: dict[str, Any] = {"model": str(model), "threads": threads, "room": room}
     request["options"] = options.to_json() if options else None
     request["updates"] = dict(updates or {})
-    request["stacks"] = max(0, (threads or processors()) - THREADS)
+    request["stacks"] = max(0, (threads or own_threads()) - THREADS)
     return rise_of(request, feeds)
 
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.device.machine import Device
-from onnxremat.errors import UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.description import Training, Variable, is_step, training_of
 from onnxremat.grad.marks import first_of
 from onnxremat.grad.restored import Restored
@@ -176,10 +176,20 @@ def _restored(model: onnx.ModelProto) -> tuple[Restored, ...]:
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and element type per input of a model whose sizes are bound."""
+    """Shape and element type per input of a model whose sizes are bound.
+
+    Raises:
+        ModelError: an input is no tensor of a known type.
+    """
     found = {}
     for value in model.graph.input:
         kind = value.type.tensor_type
+        if kind.elem_type not in helper.get_all_tensor_dtypes():
+            raise ModelError(
+                f"input '{value.name}' of the training step is no tensor of a known type",
+                why="the file says " + (" ".join(str(value.type).split()) or "nothing of it"),
+                hint="make the step again: onnxremat differentiate NET STEP",
+            )
         shape = tuple(dim.dim_value for dim in kind.shape.dim)
         found[value.name] = shape, np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
     return found

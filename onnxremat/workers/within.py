@@ -19,7 +19,7 @@ from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.replay import Replay
 from onnxremat.workers.workspace import pool_bytes
 
-PROCESS = 11 << 20  # bytes of ``Memory.process``
+PROCESS = 13 << 20  # bytes of ``Memory.process``
 PLANNING = 7 << 20  # and of the rank that plans for all
 AHEAD = 2  # actions for which a rank has asked for what they read
 ROUNDS = 8  # of choosing what is made again, and seeing what that takes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import onnx
@@ -54,6 +55,27 @@ def test_optimize_verify_inspect_bench(
     assert timed.facts["timings"][0]["samples_per_second_predicted"] > 0
     assert [row["name"] for row in timed.facts["timings"]][1:] == ["cpu:0 alone", "cpu:1 alone"]
     assert cli("verify", lenet, "out.onnx", "--budget", "10KiB", "--seeds", 1).code == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process is kept to a core")
+def test_in_a_process_that_is_kept_to_one_core(
+    cli: Command, lenet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a session takes that starts a thread for every core there is, is not taken for what the
+    one thread of a device takes."""
+    monkeypatch.setattr(pipelined, "SECONDS", 0.0)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        made = cli(
+            "optimize", lenet, "out.onnx", "--devices", "cpu-2x1", "--objective", "throughput",
+            "--bench-seconds", 0, "--time-limit", LONG,
+        )  # fmt: skip
+        assert made.code == 0, made.err
+        checked = cli("verify", lenet, "out.onnx")
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert checked.code == 0, checked.err
 
 
 def test_samples_that_come_back(

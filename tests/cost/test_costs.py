@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from onnxremat.cost.kernels import kernel_costs
 from onnxremat.cost.measure import Measuring, machine_key, measure_costs
 from onnxremat.cost.table import KernelCosts, signature
 from onnxremat.device import host
-from onnxremat.device.host import processors
+from onnxremat.device.host import own_threads
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.feeds import seeded_feeds
@@ -188,10 +191,14 @@ def test_costs_are_those_of_a_kind_of_processor_and_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kept by how many of them the process may use, and by more than a name that others have."""
-    here = machine_key(0)
-    assert machine_key(processors()) == here
-    monkeypatch.setattr(measure, "processors", lambda: 1 + processors())
-    assert machine_key(0) == machine_key(1 + processors()) != here
+    monkeypatch.setattr(measure, "own_threads", lambda: 4)
+    keys = set()
+    for count in (1, 4):
+        monkeypatch.setattr(measure, "processors", lambda count=count: count)
+        # A session that is not told starts all four, on however few.
+        assert machine_key(0) == machine_key(4) != machine_key(1)
+        keys.add(machine_key(0))
+    assert len(keys) == 2
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     keys = {machine_key(1)}  # nothing is there
     for family, hertz in ((25, 1), (26, 1), (26, 2)):
@@ -199,6 +206,35 @@ def test_costs_are_those_of_a_kind_of_processor_and_its_threads(
         host.CPUINFO.write_text("\n".join(rows) + "\n\nprocessor\t: 1\ncpu family\t: 1")
         keys.add(machine_key(1))
     assert len(keys) == 3
+
+
+def test_threads_of_a_session_that_is_not_told() -> None:
+    """It starts all but one of them, whatever this process is kept to."""
+    program = (
+        "import os; from pathlib import Path; import onnxruntime as ort\n"
+        "from onnxremat.device.host import own_threads\n"
+        "from onnxremat.ort.providers import tiny_model\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); tasks = Path('/proc/self/task')\n"
+        "before = len(list(tasks.iterdir())); session = ort.InferenceSession(tiny_model())\n"
+        "print(own_threads(), 1 + len(list(tasks.iterdir())) - before)"
+    )
+    if not Path("/proc/self/task").exists():
+        pytest.skip("this system does not tell")
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert said[0] == said[1]
+
+
+def test_cores_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processors each; where the system tells none, processors are what there is."""
+    monkeypatch.setattr(host, "CORES", tmp_path)
+    assert own_threads() == os.cpu_count()
+    for at in range(6):
+        folder = tmp_path / f"cpu{at}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{at % 3},{at % 3 + 3}\n")
+    assert own_threads() == 3
 
 
 def test_what_kernels_cost_is_measured_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

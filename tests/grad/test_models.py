@@ -53,7 +53,7 @@ SLOW = (
 )  # fmt: skip
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}
-LIGHT_RATES = {"light_squeezenet": 1e-2}
+LIGHT_RATES = {"light_squeezenet": 10.0}
 
 
 def setting(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], np.ndarray]:
@@ -98,7 +98,7 @@ def test_light_zoo_trains(name: str) -> None:
     del model, graph
     losses = [trainer.step({**feeds, "labels": labels}) for _ in range(3)]
     assert np.isfinite(losses).all(), losses
-    assert losses[-1] < losses[0], losses
+    assert losses[-1] < losses[0] - 1e-4, losses  # 1e-6 may be rounding
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:

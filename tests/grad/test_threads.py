@@ -106,7 +106,7 @@ def check_sum(how: Any, rows: np.ndarray, indices: np.ndarray, length: int) -> N
 
 
 @pytest.mark.parametrize("how", [*FORMULATIONS, row_sums.sum_rows], ids=lambda f: f.__name__)
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None)
 @given(
     count=st.one_of(st.integers(1, 9), st.integers(120, 330), st.integers(4000, 5300)),
     length=st.sampled_from([1, 2, 3, 40, 700]),
@@ -142,7 +142,7 @@ def test_segments_of_many_rows(count: int) -> None:
     )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_gather_of_any_axis_and_index(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))

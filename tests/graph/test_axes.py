@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto as T
+from onnx import helper
 
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import rows_of
@@ -29,7 +31,7 @@ def _feeds(graph: Graph) -> Feeds:
     found = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
-        dtype = np.dtype({1: "f4", 2: "u1", 7: "i8", 9: "?"}[tensor.dtype])
+        dtype = np.dtype({1: "f4", 2: "u1", 6: "i4", 7: "i8", 9: "?", 11: "f8"}[tensor.dtype])
         values = draw.uniform(0.1, 0.9, tensor.shape)
         found[name] = (values if dtype.kind == "f" else values * 5).astype(dtype)
     return found
@@ -83,6 +85,30 @@ def test_sums_of_parts_make_the_whole(case: Case) -> None:
     graph = build_graph(case.model())
     found = _sums(graph, "op")
     assert found
+    _same(graph, found, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "opset", "goes"),
+    [
+        ("ReduceMax", T.DOUBLE, 7, False), ("ReduceMax", T.DOUBLE, 8, True),
+        ("ReduceMin", T.INT32, 11, False), ("ReduceMin", T.INT32, 12, True),
+        ("ReduceMean", T.INT32, 13, False), ("ReduceMean", T.DOUBLE, 7, True),
+        ("ReduceProd", T.INT64, 7, True),
+    ],
+)  # fmt: skip
+def test_sums_that_nothing_puts_together(kind: str, dtype: int, opset: int, goes: bool) -> None:
+    """Zeros came of the shares of a mean of integers, and models that onnxruntime does not open."""
+    ends = [helper.make_tensor_value_info("x", dtype, [6, 4]),
+            helper.make_tensor_value_info("y", dtype, [4])]  # fmt: skip
+    node = helper.make_node(kind, ["x"], ["y"], "op", axes=[0], keepdims=0)
+    model = helper.make_model(
+        helper.make_graph([node], "g", ends[:1], ends[1:]),
+        opset_imports=[helper.make_opsetid("", opset)], ir_version=8,
+    )  # fmt: skip
+    graph = build_graph(model)
+    found = _sums(graph, "op")
+    assert bool(found) == goes
     _same(graph, found, 1)
 
 

@@ -19,7 +19,7 @@ from tests.toolbox import graph_of, random_dag, random_sequence
 BODY = "g (float[64] x) => (float[64] y) { a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a) }"
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_json_round_trip(dag: int, which: int) -> None:
     graph = build_graph(random_dag(dag))
@@ -37,7 +37,7 @@ def test_transfers_survive_the_round_trip() -> None:
     assert Plan.from_json(json.loads(plan.dumps())) == plan
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_every_copy_is_freed_once_after_its_last_reader(dag: int, which: int) -> None:
     graph = build_graph(random_dag(dag))

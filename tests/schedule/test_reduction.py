@@ -7,7 +7,7 @@ from random import Random
 
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models
@@ -25,12 +25,7 @@ from onnxremat.schedule.simulate import simulate
 from tests.planner.oracle import random_sequence
 from tests.toolbox import graph_of, random_dag, training_chain
 
-OFTEN = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+OFTEN = settings(max_examples=150)
 SEEDS = st.integers(0, 10**6)
 
 

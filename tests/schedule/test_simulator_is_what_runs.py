@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models
@@ -27,12 +27,7 @@ from onnxremat.schedule.simulate import Rules, Timeline, simulate
 from onnxremat.session.measure import Running, measure, predict
 from tests.toolbox import ONE, PLAIN, graph_of, names, random_dag, random_sequence, run
 
-OFTEN = settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+OFTEN = settings(max_examples=40)
 SEEDS = st.integers(0, 10**6)
 
 
