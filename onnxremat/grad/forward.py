@@ -130,6 +130,19 @@ def _told(model: onnx.ModelProto, sizes: RunSizes | None) -> Graph:
         ) from error
 
 
+def with_run_sizes(graph: Graph, sizes: RunSizes) -> Graph:
+    """A graph with a number in the place of each size that depends on data; what shapes follow
+    from is folded. Sizes that do not follow are left open."""
+    least = len(unknown_shapes(graph)) + 1
+    for _ in range(ROUNDS):
+        left = len(unknown_shapes(graph))
+        if not left or (left >= least and not sizes.name(graph, (), sure=False)):
+            break
+        least = min(least, left)
+        graph = _inferred_on(_told(_folded(graph, ()), sizes))
+    return graph
+
+
 def _without_listed_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Old files list their initializers as inputs too."""
     stored = {tensor.name for tensor in model.graph.initializer}

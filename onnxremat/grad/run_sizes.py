@@ -9,8 +9,8 @@ all of it twice, with other primes: both graphs have to be the same, else the mo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -20,7 +20,7 @@ from onnx import helper
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad.constants import LIMIT, Constants
-from onnxremat.graph.ir import Graph, Op, Tensor
+from onnxremat.graph.ir import Graph, Op
 
 # What they make of values is not told by the ops before them.
 DRAWN = frozenset({
@@ -122,20 +122,14 @@ class RunSizes:
         """Whether a number is made of one that stands for a size."""
         return bool(count) and any(count % number == 0 for number in self.places)
 
-    def seen(self, graph: Graph) -> Graph:
-        """The graph with tensors of such sizes marked as ones that nothing may be made to fit."""
-        return graph.with_ops(graph.ops, self._marked(graph.tensors, True))
-
-    def unseen(self, graph: Graph) -> Graph:
-        """The same without the marks."""
-        return graph.with_ops(graph.ops, self._marked(graph.tensors, False))
-
-    def _marked(self, tensors: Mapping[str, Tensor], seen: bool) -> dict[str, Tensor]:
-        made = dict(tensors)
-        for name, tensor in tensors.items():
-            if any(self.varies(size) for size in tensor.shape or ()):
-                made[name] = replace(tensor, seen=seen)
-        return made
+    def require_none(self, what: str) -> None:
+        """Raises:
+        UnsupportedError: there are such sizes; ``what`` says what therefore does not go.
+        """
+        for place in self.places.values():
+            raise UnsupportedError(
+                what, why=f"how many rows there are in '{place.name}', and which, depends on data"
+            )
 
 
 def _primes() -> Iterator[int]:

@@ -240,12 +240,13 @@ class _Builder:
 
     def _in_parts(self, parting: Parting, seeds: Mapping[str, str]) -> dict[str, str]:
         """Split the forward pass and the loss; returns the cotangents the walk starts from."""
+        self.sizes.require_none("the forward pass does not go in parts")
         (prediction, cotangent), t = *seeds.items(), self.tape
         wanted = (*self.settings.outputs, self.outputs[self.loss], prediction, cotangent)
         given = [*self.inputs, EXPONENT] if self.dynamic else self.inputs
         whole = with_loss(self.graph, t, given, self.weights, wanted)
-        parted = parting(self.sizes.seen(whole), prediction, cotangent)
-        made = self.sizes.unseen(parted.graph)
+        parted = parting(whole, prediction, cotangent)
+        made = parted.graph
         self.turns = [op.name for op in made.ops]
         first = made_of(made.ops, {*parted.pairs, *self.settings.outputs})
         t.learn(made)

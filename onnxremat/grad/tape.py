@@ -1,6 +1,6 @@
 """Emits ops with fresh names, tracking the type and shape of everything emitted.
 
-Shapes are numbers throughout: a training graph is made for one input size. An emitted op has by
+Shapes are numbers throughout, primes where only a run knows them (:mod:`run_sizes`). An emitted op has by
 default the element type of its first input and the broadcast shape of all of them, which is right
 for elementwise ops; everything else passes ``shape=`` (and ``dtype=``).
 """

@@ -134,3 +134,11 @@ def test_sizes_that_nothing_says_are_equal_are_refused_with_a_reason() -> None:
     made.graph.initializer.append(numpy_helper.from_array(np.array(1.0), "b0"))
     with pytest.raises(UnsupportedError, match="do not fit each other"):
         step_of(made)
+
+
+def test_a_forward_pass_that_routes_rows_does_not_go_in_parts() -> None:
+    with pytest.raises(UnsupportedError, match="does not go in parts"):
+        differentiate(
+            model(WORKS[1], T.FLOAT), loss_output="total", optimizer="sgd", trainable=["x", "w"],
+            parting=lambda *_: pytest.fail("it was split"),
+        )  # fmt: skip
