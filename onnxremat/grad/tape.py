@@ -1,8 +1,8 @@
 """Emits ops with fresh names, tracking the type and shape of everything emitted.
 
-Shapes are numbers throughout, primes where only a run knows them (:mod:`run_sizes`). An emitted op has by
-default the element type of its first input and the broadcast shape of all of them, which is right
-for elementwise ops; everything else passes ``shape=`` (and ``dtype=``).
+Shapes are numbers throughout, primes where only a run knows them (:mod:`run_sizes`). An emitted op
+has by default the element type of its first input and the broadcast shape of all of them, which is
+right for elementwise ops; everything else passes ``shape=`` (and ``dtype=``).
 """
 
 from __future__ import annotations
