@@ -98,12 +98,3 @@ def olmoe() -> nn.Module:
 def phimoe() -> nn.Module:
     config = hf.PhimoeConfig(**TINY, num_local_experts=4)
     return decoder(hf.PhimoeForCausalLM, _with(config, "eager"))
-
-
-@architecture("transformers", WORDS, ones(2, 12))
-def gpt_oss() -> nn.Module:
-    config = hf.GptOssConfig(
-        **TINY, num_local_experts=4, head_dim=8, sliding_window=4,
-        layer_types=["sliding_attention"],
-    )  # fmt: skip
-    return decoder(hf.GptOssForCausalLM, _with(config, "batched_mm"))
