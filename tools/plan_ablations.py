@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from onnxremat.planner import ladder, lazy_cuts, portfolio, relaxed, walks
+from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.formulations import cut_memory
 
 ROWS = (
@@ -77,7 +78,7 @@ ABLATIONS = (
     Ablation("thin", "leaving placed cuts out again",
              _replace(Lazy, "_thin", lambda self, relaxed, least: relaxed)),
     Ablation("exchange", "exchanging placed cuts", _set(LAZY, swapped=0)),
-    Ablation("splits", "cuts at second runs", _replace(Lazy, "_split", lambda *_: False)),
+    Ablation("splits", "cuts at second runs", _replace(CutPlaces, "split", lambda *_: False)),
     Ablation("shrink", "repair by smaller budgets", _set(LAZY, shrinks=0)),
     Ablation("repair", "repair by annealing", _set(LAZY, repair=0.0)),
     Ablation("paths", "path rows", _set(relaxed.TUNING, broken=inf)),

@@ -183,7 +183,8 @@ def sized_at_run(
         made.input[:] = [replaced.get(name, name) for name in made.input]
         model.graph.node.extend([made, *writer.behind.get(index, ())])
     read = {name for node in model.graph.node for name in (*node.input, *captures(node))}
-    kept = [t for t in model.graph.initializer if t.name in given or t.name in read]
+    read |= {*given, *(value.name for value in model.graph.output)}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name in read]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
     return model

@@ -16,22 +16,16 @@ from math import inf, log
 
 import numpy as np
 
+from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.formulations.cut_model import CutModel
 from onnxremat.planner.formulations.cuts import build
-from onnxremat.planner.formulations.extract import late_schedule, stage_excess
+from onnxremat.planner.formulations.extract import late_schedule
 from onnxremat.planner.formulations.project import project
-from onnxremat.planner.formulations.spans import (
-    Spans,
-    Split,
-    fixed_spans,
-    free_spans,
-    with_splits,
-)
+from onnxremat.planner.formulations.spans import Spans
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.model import Model
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.problem import Bytes, Floats
-from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.relaxed import Relaxed, Row, add_rows, tighten
 from onnxremat.planner.retime import retimed
 from onnxremat.planner.schedule import Schedule
@@ -44,8 +38,6 @@ class Tuning:
     """Constants of the loop; rows are those of ``make bench-plan``.
 
     Attributes:
-        incomparable: share of ops that a cut may leave free before the order is fixed: more, and
-            the model grows by a column per interval and op (random_100 to random_1000).
         slow: seconds of a solve from which cuts are placed by the continuous relaxation: below,
             one cut a round costs less than placing them (bert_12, mobilenet).
         far: share of the reference time above which the gap calls for that (resnet50/15%,
@@ -76,7 +68,6 @@ class Tuning:
             while they are placed, with the search in turns or beside.
     """
 
-    incomparable: float = 0.02
     slow: float = 0.5
     far: float = 1.5e-3
     many: int = 3
@@ -111,28 +102,25 @@ TUNING = Tuning()
 
 @dataclass
 class LazyCuts:
-    """The loop for one order: ops of ``lists`` are numbered in that order.
+    """The loop for one order, that in which the ops of ``places`` are numbered.
 
     Attributes:
+        places: where the budgets are kept so far.
         offer: takes a schedule in this numbering, with the name of the method.
         repair: turns a schedule over budget into one within, or None, in about the seconds given.
         best: the best schedule so far in this numbering, or None; with first runs in base order
             when it is asked for that.
         parallel: minimise the load of the busiest device or link instead of the sum.
-        free: try to keep the bound valid for every order.
     """
 
-    lists: ProblemLists
+    places: CutPlaces
     incumbent: Incumbent
     options: PlanOptions
     offer: Callable[[Schedule, str], None]
     repair: Callable[[Schedule, float], Schedule | None]
     best: Callable[[bool], Schedule | None]
     parallel: bool = False
-    free: bool = True
     tuning: Tuning = TUNING
-    cuts: list[int] = field(default_factory=list)
-    splits: list[Split] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     placing: bool = False  # cuts are placed by the continuous relaxation
     read: list[Schedule] = field(default_factory=list)  # the last rounds' schedules over budget
@@ -143,18 +131,18 @@ class LazyCuts:
 
     def __post_init__(self) -> None:
         self.loss, self.slack = self.tuning.loss, self.tuning.slack
+        self.lists, self.budgets = self.places.lists, self.places.budgets
         self.problem = self.lists.problem
-        self.budgets: Bytes = np.asarray(self.incumbent.budgets, np.int64)
 
     def round(self) -> bool:
         """Solve once and add a cut; False when there is nothing more to gain."""
         over = self.incumbent.over
-        if not self.cuts and self.problem.devices == 1:
-            self.cuts.append(int(occupancy(self.problem, self.problem.store_all()).argmax()))
+        if not self.places.cuts and self.problem.devices == 1:
+            self.places.cuts.append(int(occupancy(self.problem, self.problem.store_all()).argmax()))
         placed = self.placing
         if placed:
             self._place()
-        spans = self._spans()
+        spans = self.places.spans()
         made = self._build(spans, self.budgets)
         self._relax(made)
         if over():
@@ -174,11 +162,11 @@ class LazyCuts:
         if over():
             return False
         self._set_pace(made, result)
-        known = set(self.cuts)
+        known = set(self.places.cuts)
         more = self._advance(made, result.point, schedule)
         if placed:
-            ends = {cut for split in self.splits for cut in (split.start, split.end)}
-            self.asked = set(self.cuts) - known | ends
+            ends = {cut for split in self.places.splits for cut in (split.start, split.end)}
+            self.asked = set(self.places.cuts) - known | ends
         return more
 
     def _excess(self, schedule: Schedule) -> Bytes:
@@ -231,25 +219,25 @@ class LazyCuts:
         """Cut where the continuous relaxation breaks a budget; keep the cuts that matter."""
         incumbent, tuning = self.incumbent, self.tuning
         end, stalled = incumbent.elapsed + tuning.placing * incumbent.left, 0
-        best, solved, last = incumbent.bound, list(self.cuts), None
+        best, solved, last = incumbent.bound, list(self.places.cuts), None
         while not incumbent.over():
-            made = self._build(self._spans(), self.budgets)
+            made = self._build(self.places.spans(), self.budgets)
             relaxed = self._relax(made, max(1.0, end - incumbent.elapsed))
             if relaxed is None:  # too many for the time: those before are thinned all the same
-                self.cuts = solved
+                self.places.cuts = solved
                 break
-            solved, last, bound = list(self.cuts), relaxed, made.seconds(relaxed.bound)
+            solved, last, bound = list(self.places.cuts), relaxed, made.seconds(relaxed.bound)
             read = replace(made, model=Model())  # without the rows, which are large
             self.points = [*self.points, (read, relaxed.point)][-tuning.read :]
             stalled = stalled + 1 if bound - best < tuning.little * incumbent.open_gap else 0
             best, schedule = max(best, bound), self._extract(made, relaxed.point)
             if stalled == tuning.stall or incumbent.elapsed > end or schedule is None:
                 break
-            if not self._excess(schedule).any() or not self._add_cuts(schedule, tuning.many):
+            if not self._excess(schedule).any() or not self.places.add(schedule, tuning.many, True):
                 break
         if last is None or incumbent.over():
             return
-        pool = list(self.cuts)
+        pool = list(self.places.cuts)
         few = self._thin(last, best - self.loss * incumbent.open_gap)
         self._swap(few, pool, incumbent.elapsed + 0.5 * tuning.placing * incumbent.left)
 
@@ -269,25 +257,25 @@ class LazyCuts:
         Those that an integer solution asked for stay; if there are too many for the time that is
         left, more go.
         """
-        kept, incumbent, tuning = self.cuts, self.incumbent, self.tuning
+        kept, incumbent, tuning = self.places.cuts, self.incumbent, self.tuning
         while len(kept) > tuning.many and not incumbent.over():
             ranked = sorted(set(kept) - self.asked, key=relaxed.price.__getitem__, reverse=True)
             if not ranked:
                 break
             out = ranked[len(ranked) - max(1, int(tuning.out * len(ranked))) :]
-            self.cuts = [cut for cut in kept if cut not in out]
-            made = self._build(self._spans(), self.budgets)
+            self.places.cuts = [cut for cut in kept if cut not in out]
+            made = self._build(self.places.spans(), self.budgets)
             fewer = self._relax(made, 0.5 * tuning.placing * incumbent.left)
             few = len(kept) <= self.most
             if few and fewer is not None and made.seconds(fewer.bound) < least:
                 break
-            kept, relaxed = self.cuts, fewer or relaxed
-        self.cuts = kept
+            kept, relaxed = self.places.cuts, fewer or relaxed
+        self.places.cuts = kept
         return relaxed
 
     def _swap(self, relaxed: Relaxed, pool: list[int], end: float) -> None:
         """Exchange cuts with a low price for others of the pool while the relaxation gains."""
-        kept, tried, tuning = self.cuts, set[tuple[int, int]](), self.tuning
+        kept, tried, tuning = self.places.cuts, set[tuple[int, int]](), self.tuning
         while not self.incumbent.over() and self.incumbent.elapsed < end:
             low = sorted(set(kept) - self.asked, key=relaxed.price.__getitem__)[: tuning.swapped]
             pairs = ((out, into) for out in low for into in pool if into not in kept)
@@ -295,19 +283,19 @@ class LazyCuts:
             if pair is None:
                 break
             tried.add(pair)
-            self.cuts = [*(cut for cut in kept if cut != pair[0]), pair[1]]
-            other = self._relax(self._build(self._spans(), self.budgets))
+            self.places.cuts = [*(cut for cut in kept if cut != pair[0]), pair[1]]
+            other = self._relax(self._build(self.places.spans(), self.budgets))
             if other is not None and other.bound > relaxed.bound + tuning.slight:
-                kept, relaxed = self.cuts, other
+                kept, relaxed = self.places.cuts, other
                 tried.clear()
-        self.cuts = kept
+        self.places.cuts = kept
 
     def _share(self) -> float:
         """Seconds for one round."""
         left, tuning = self.incumbent.left, self.tuning
         if self.parallel:
             return tuning.loads * left
-        if len(self.cuts) <= 1 or (self.problem.devices > 1 and not self.placing):
+        if len(self.places.cuts) <= 1 or (self.problem.devices > 1 and not self.placing):
             return left  # a round on several devices is mostly the last that there is time for
         beside = tuning.beside_share if self.options.beside else tuning.turns_share
         share = tuning.share if not self.placing else beside
@@ -316,7 +304,7 @@ class LazyCuts:
     def _relax(self, made: CutModel, seconds: float = inf) -> Relaxed | None:
         """Tighten the continuous relaxation (exact for one cut) and take its bound."""
         incumbent = self.incumbent
-        if len(self.cuts) <= 1 or self.parallel:
+        if len(self.places.cuts) <= 1 or self.parallel:
             return None
         limits = Limits(
             seconds=min(seconds, 0.3 * incumbent.left), seed=self.options.seed,
@@ -330,23 +318,6 @@ class LazyCuts:
 
     def _build(self, spans: Spans, budgets: Bytes) -> CutModel:
         return build(self.lists, spans, budgets.tolist(), makespan=self.parallel)
-
-    def _spans(self) -> Spans:
-        if self.free:
-            spans = self._chained(self.cuts)
-            if spans is not None:
-                return with_splits(spans, self.splits)
-            self.free = False
-        return with_splits(fixed_spans(self.problem.ops, self.cuts), self.splits)
-
-    def _chained(self, cuts: list[int]) -> Spans | None:
-        """Spans for any order, when the cuts are on a chain and few ops are not comparable."""
-        spans = free_spans(self.lists, cuts)
-        if spans is None:
-            return None
-        loose = sum(a < b for a, b in zip(spans.earliest, spans.latest, strict=True))
-        most = self.tuning.incomparable * self.problem.ops * len(cuts)
-        return spans if loose <= most else None
 
     def _minimise(self, made: CutModel, seconds: float) -> Result:
         incumbent, options = self.incumbent, self.options
@@ -427,71 +398,13 @@ class LazyCuts:
             return False
         if self._learn(made, strict):
             return True
-        if not (self.free and self.placing):
+        if not (self.places.free and self.placing):
             return False
-        self.free = False  # cuts that hold for the one order are all that is left
+        self.places.free = False  # cuts that hold for the one order are all that is left
         return True
 
     def _learn(self, made: CutModel, schedule: Schedule) -> bool:
         """Cut at first runs, or where that is done at second runs, that break a budget."""
-        spare = self.most - len(made.spans.cuts)
+        spare, places = self.most - len(made.spans.cuts), self.places
         many = max(1, min(self.tuning.many, spare)) if self.placing else 1
-        return self._add_cuts(schedule, many) or self._split(made, schedule)
-
-    def _over_budget(self, schedule: Schedule) -> Floats:
-        """Bytes over budget of each step as a share of it, on the worst device, shape (steps,)."""
-        budgets = self.budgets[:, None].astype(np.float64)
-        use = occupancy(self.problem, schedule)
-        over: Floats = ((use - budgets) / np.maximum(1.0, budgets)).max(axis=0)
-        return over
-
-    def _add_cuts(self, schedule: Schedule, many: int) -> bool:
-        """Cut at the stages with the largest excess, or the ones before them."""
-        left = stage_excess(self.problem.ops, schedule, self._over_budget(schedule))
-        apart, least = max(1, len(left) // 50), float(left.max()) / 3
-        added = False
-        while many > 0 and float(left.max()) > least:
-            stage = int(left.argmax())
-            left[max(0, stage - apart) : stage + apart + 1] = 0
-            cut = self._cut_near(stage)
-            if cut is not None:
-                self.cuts.append(cut)
-                added = True
-            elif not added and not self.placing:
-                return False  # the worst breach is inside a stage: split it
-            many -= 1
-        return added
-
-    def _cut_near(self, stage: int) -> int | None:
-        """An op to cut at for a breach at a stage: one that keeps the bound valid for any order,
-        if there is one. Where cuts are placed by the dozen another one is not worth losing that."""
-        ops = self.problem.ops
-        if self.free:
-            for step in (0, -1, 1, -2, 2, -3, 3):
-                cut = stage + step
-                if 0 <= cut < ops and cut not in self.cuts and self._chained([*self.cuts, cut]):
-                    return cut
-            if self.placing:
-                return None
-        near = (cut for cut in (stage, stage - 1) if cut >= 0 and cut not in self.cuts)
-        return next(near, None)
-
-    def _split(self, made: CutModel, schedule: Schedule) -> bool:
-        """Split an interval at the worst second run over a budget; False when none can be."""
-        spans, seen = made.spans, set[int]()
-        runs = [item if source < 0 else -1 for item, _, source in schedule.steps]
-        ends, cuts, over = spans.ends(runs), spans.cuts, self._over_budget(schedule)
-        worst, chosen = 0.0, None
-        for step, op in enumerate(runs):
-            if op in seen and over[step] > worst:
-                b = next((b for b, end in enumerate(ends) if step <= end), len(ends))
-                if b < len(ends) and step == ends[b]:
-                    continue
-                split = Split(cuts[b - 1] if b else -1, cuts[b] if b < len(cuts) else -1, op)
-                if split not in self.splits:
-                    worst, chosen = float(over[step]), split
-            if op >= 0:
-                seen.add(op)
-        if chosen is not None:
-            self.splits.append(chosen)
-        return chosen is not None
+        return places.add(schedule, many, self.placing) or places.split(made.spans, schedule)

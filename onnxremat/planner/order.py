@@ -105,6 +105,9 @@ class _Memory:
 
     def __init__(self, wiring: ProblemLists) -> None:
         self.wiring = wiring
+        size, keep, readers = wiring.size[0], wiring.keep, wiring.readers
+        self._new = [sum(size[v] for v in row if keep[v] or readers[v]) for row in wiring.writes]
+        self._freed = [[(v, size[v]) for v in row if not keep[v]] for row in wiring.reads]
         self.left = [len(row) for row in wiring.readers]
         self.waiting = [len(row) for row in wiring.before]
         self.ready = {op for op, count in enumerate(self.waiting) if count == 0}
@@ -113,10 +116,11 @@ class _Memory:
 
     def growth(self, op: int) -> int:
         """Live bytes after ``op`` less live bytes before it."""
-        wiring = self.wiring
-        size, keep = wiring.size[0], wiring.keep
-        new = sum(size[v] for v in wiring.writes[op] if keep[v] or wiring.readers[v])
-        return new - sum(size[v] for v in wiring.reads[op] if self.left[v] == 1 and not keep[v])
+        change, left = self._new[op], self.left
+        for value, size in self._freed[op]:
+            if left[value] == 1:
+                change -= size
+        return change
 
     def during(self, op: int) -> int:
         """Bytes in use while ``op`` runs next."""

@@ -8,6 +8,9 @@ from itertools import cycle
 from math import inf
 from threading import Event, Thread
 
+import numpy as np
+
+from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.options import PlanOptions
@@ -103,10 +106,10 @@ class Portfolio:
 
     def _cuts(self, *, parallel: bool) -> LazyCuts:
         """Lazy cuts for the sum of all steps, or for the loads."""
-        return LazyCuts(
-            self.lists, self.incumbent, self.options, self.offer, self.repair, self.best, parallel,
-            not self.incumbent.fixed_order,
-        )  # fmt: skip
+        budgets = np.asarray(self.incumbent.budgets, np.int64)
+        places = CutPlaces(self.lists, budgets, not self.incumbent.fixed_order)
+        incumbent, options = self.incumbent, self.options
+        return LazyCuts(places, incumbent, options, self.offer, self.repair, self.best, parallel)
 
     def offer(self, schedule: Schedule, planner: str) -> None:
         """Offer a schedule in this numbering."""
@@ -144,7 +147,8 @@ class Portfolio:
             if incumbent.best is None or self.lists.problem.ops < self.tuning.small:
                 self._serial_first()
             known, self.lazy = self.lazy, self._cuts(parallel=True)
-            self.lazy.cuts, self.lazy.free = list(known.cuts), known.free
+            places = known.places
+            self.lazy.places.cuts, self.lazy.places.free = list(places.cuts), places.free
         first = not (incumbent.parallel and incumbent.best)
         if first:
             self.greedy(quick=True)
@@ -177,7 +181,8 @@ class Portfolio:
         part.free, part.ordered = incumbent.free, incumbent.ordered
         other = replace(self, incumbent=part)
         other._run()
-        self.lazy.cuts, self.start, self.merit = other.lazy.cuts, other.start, other.merit
+        self.lazy.places.cuts = other.lazy.places.cuts
+        self.start, self.merit = other.start, other.merit
         self.tried = other.tried
         if part.best is not None:
             incumbent.offer(part.best.schedule, part.best.planner)
@@ -284,7 +289,7 @@ class Portfolio:
         incumbent.clock.spend(1)
         self.turns += 1
         single = self.lists.problem.devices == 1
-        loose = single or incumbent.parallel or self.lazy.free or self.turns % 2 == 0
+        loose = single or incumbent.parallel or self.lazy.places.free or self.turns % 2 == 0
         search.free_order = loose and not incumbent.fixed_order
         if incumbent.parallel:
             mild = self.lists.problem.ops > tuning.small or self.turns % 2 == 1
@@ -318,7 +323,7 @@ class Portfolio:
         single, walks = self.lists.problem.devices == 1, Walks(self, self.search, bool)
         runs = walks.each()
         while not incumbent.over():
-            whole = single or incumbent.parallel or self.lazy.free
+            whole = single or incumbent.parallel or self.lazy.places.free
             rest = max(slice_, incumbent.left if whole else 0.5 * incumbent.left)
             turn = slice_ if more else rest
             if walks.rounds:
@@ -361,5 +366,7 @@ class Portfolio:
 
 def renamed(schedule: Schedule, names: list[int]) -> Schedule:
     """The schedule with op ``i`` called ``names[i]``."""
+    if names == list(range(len(names))):
+        return schedule
     steps = tuple([Step(names[s.item], s.device) if s.runs else s for s in schedule.steps])
     return Schedule(steps, schedule.placement)

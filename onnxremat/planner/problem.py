@@ -45,7 +45,11 @@ class Rows:
         return len(self.start) - 1
 
     def lists(self) -> list[list[int]]:
-        """Unpack to Python lists, which are quicker to walk one by one."""
+        """Python lists, which are quicker to walk one by one; they are not to be changed."""
+        return self._lists
+
+    @cached_property
+    def _lists(self) -> list[list[int]]:
         flat, start = self.index.tolist(), self.start.tolist()
         return [flat[a:b] for a, b in pairwise(start)]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from math import inf
-from typing import Any
 
 import numpy as np
 import pytest
 
 from onnxremat.planner import Status, peak, seconds, smallest_budget, solve
 from onnxremat.planner.bounds import largest_need
+from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.formulations.cut_model import NEVER, CutModel
 from onnxremat.planner.formulations.cuts import build
 from onnxremat.planner.formulations.extract import late_schedule, without_unread
@@ -166,12 +166,13 @@ def test_cuts_at_second_runs_hold_for_every_sequence(seed: int) -> None:
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
     top, low = peak(problem, problem.store_all()), largest_need(ProblemLists(problem)).bytes
     lazy = lazy_cuts(problem, (top + 2 * low) // 3, free=bool(seed % 2))
+    places = lazy.places
     for _ in range(12):
         if not lazy.round():
             break
     again = 0
-    for splits in (lazy.splits, drawn_splits(problem.ops, lazy.cuts, seed, 9)):
-        for span in both_spans(lazy.lists, lazy.cuts, splits):
+    for splits in (places.splits, drawn_splits(problem.ops, places.cuts, seed, 9)):
+        for span in both_spans(lazy.lists, places.cuts, splits):
             for made, sequence in just_enough(lazy.lists, span, 25):
                 point = project(made, sequence)
                 assert made.model.violation(point) < EPS
@@ -272,19 +273,18 @@ def test_a_solution_read_strictly_runs_ops_where_the_solution_does(seed: int) ->
 def test_cuts_by_the_dozen_keep_the_bound_for_any_order() -> None:
     """A cut on a side branch holds for one order only: it is added where nothing else is left."""
     problem = branched(60)
-    lazy = lazy_cuts(problem, 1, cuts=[30])
+    places = CutPlaces(ProblemLists(problem), np.asarray([1]), cuts=[30])
     beside = 45  # amid a branch as long as all that are tried
-    lazy.placing = True
-    assert lazy._cut_near(beside) is None
-    assert lazy._cut_near(20) == 20
-    assert lazy._spans().any_order
-    lazy.placing = False
-    lazy.cuts.append(lazy._cut_near(beside))
-    assert lazy.cuts == [30, beside]
-    assert not lazy._spans().any_order
+    assert places.near(beside, placing=True) is None
+    assert places.near(20, placing=True) == 20
+    assert places.spans().any_order
+    near = places.near(beside, placing=False)
+    assert near == beside
+    places.cuts.append(near)
+    assert not places.spans().any_order
 
 
-def lazy_cuts(problem: Problem, budget: int, **facts: Any) -> LazyCuts:
+def lazy_cuts(problem: Problem, budget: int, *, free: bool = True) -> LazyCuts:
     """Lazy cuts by themselves: nothing repairs what they find over budget."""
     incumbent = Incumbent(problem, (budget,), LONG, 1e-6)
 
@@ -295,10 +295,8 @@ def lazy_cuts(problem: Problem, budget: int, **facts: Any) -> LazyCuts:
     def offer(schedule: Schedule, planner: str) -> None:
         incumbent.offer(schedule, planner)
 
-    return LazyCuts(
-        ProblemLists(problem), incumbent, asked(), offer,
-        lambda *_: None, best, **facts,
-    )  # fmt: skip
+    places = CutPlaces(ProblemLists(problem), np.asarray([budget]), free)
+    return LazyCuts(places, incumbent, asked(), offer, lambda *_: None, best)
 
 
 def branched(ops: int) -> Problem:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from onnxremat.planner import Problem, peak
+from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.problem_lists import ProblemLists
@@ -31,9 +32,11 @@ def placing(problem: Problem, share: float) -> LazyCuts:
     def offer(schedule: Schedule, planner: str) -> None:
         incumbent.offer(schedule, planner)
 
+    cuts = [problem.ops // 3, problem.ops // 2]
+    places = CutPlaces(ProblemLists(problem), np.asarray([budget]), cuts=cuts)
     return LazyCuts(
-        ProblemLists(problem), incumbent, asked(), offer, lambda *_: None, lambda _: None,
-        cuts=[problem.ops // 3, problem.ops // 2], placing=True, most=problem.ops,
+        places, incumbent, asked(), offer, lambda *_: None, lambda _: None, placing=True,
+        most=problem.ops,
     )  # fmt: skip
 
 
@@ -65,11 +68,11 @@ def test_cuts_are_thinned_where_more_take_too_long(monkeypatch: pytest.MonkeyPat
             return None
         relaxed = relax(made, seconds)
         assert relaxed is not None
-        solved.append((list(lazy.cuts), relaxed))
+        solved.append((list(lazy.places.cuts), relaxed))
         return relaxed
 
     def thin(relaxed: Relaxed, least: float) -> Relaxed:
-        thinned.append((list(lazy.cuts), relaxed))
+        thinned.append((list(lazy.places.cuts), relaxed))
         return relaxed
 
     monkeypatch.setattr(lazy, "_relax", fails_late)

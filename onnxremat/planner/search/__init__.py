@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Search", "is_compiled", "warm_up"]
 
-ONE = ("session", "incremental")  # modules that one device needs
+ONE = ("session", "incremental", "deletion")  # modules that one device needs
 SEVERAL = ("session", "anneal", "lists")
 
 

@@ -177,17 +177,24 @@ class Search:
         self.left = self._read(self.codes[: abs(steps)], self._placement)
         if not met:
             return None
-        steps = polish(*args, steps, self._placement)
-        return self._read(self.codes[:steps], self._placement)
+        return self._read(self._polished(steps), self._placement)
 
     def polished(self, schedule: Schedule) -> Schedule:
         """Delete copies and second runs that the budgets do not need."""
         steps = self._load(schedule)
-        if steps >= 0:
-            steps = polish(
-                self.arrays, self.scratch, self._pool, self.codes, steps, self._placement
-            )
-        return schedule if steps < 0 else self._read(self.codes[:steps], self._placement)
+        codes = self._polished(steps) if steps >= 0 else self.codes[:0]
+        return self._read(codes, self._placement) if len(codes) else schedule
+
+    def _polished(self, steps: int) -> Ints:
+        """The steps of ``codes`` that are needed; none where they are not a valid schedule."""
+        if self.devices == 1:
+            from onnxremat.planner.search.deletion import lightened
+
+            found = lightened(self.arrays, self.codes[:steps], self.scratch.random)
+            if found is not None:
+                return found
+        args = (self.arrays, self.scratch, self._pool, self.codes)
+        return self.codes[: max(0, polish(*args, steps, self._placement))]
 
     def anneal(
         self,
