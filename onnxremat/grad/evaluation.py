@@ -15,6 +15,8 @@ from onnxremat.grad.description import Training
 from onnxremat.grad.forward import read_forward
 from onnxremat.grad.losses import Loss, loss_of
 from onnxremat.grad.restored import Restored
+from onnxremat.grad.run_sizes import RunSizes, same_for_all
+from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.ir import Graph
@@ -43,7 +45,19 @@ def prediction_graph(
         UsageError: the model does not make it, or lacks a held initializer: it is another model.
     """
     model = at_rest(apply_restored(model, restored, folder))
-    graph = read_forward(model, folder, variable=held)
+
+    def build(sizes: RunSizes) -> onnx.ModelProto:
+        graph = read_forward(model, folder, variable=held, sizes=sizes)
+        made = _prediction(graph, model, prediction, held)
+        return sized_at_run(made, sizes, [tensor.name for tensor in model.graph.initializer])
+
+    return same_for_all(build)
+
+
+def _prediction(
+    graph: Graph, model: onnx.ModelProto, prediction: str, held: Collection[str]
+) -> onnx.ModelProto:
+    """The part of a forward pass of a model that makes a tensor."""
     # The graph has big weights as inputs.
     stored = {t.name: t for t in (*graph.model.graph.initializer, *model.graph.initializer)}
     strange = sorted(name for name in held if name not in stored and name not in graph.inputs)

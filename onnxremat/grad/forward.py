@@ -19,6 +19,7 @@ from onnxremat.grad.equivalents import bias_apart, pool_first, without_odd_bias
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
 from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
+from onnxremat.grad.run_sizes import RunSizes
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.upgraded import upgraded, with_metadata
 from onnxremat.graph.dtypes import tensor_bytes
@@ -69,15 +70,17 @@ def read_forward(
     folder: Path | None,
     opset: int = OLDEST,
     variable: Collection[str] = (),
+    sizes: RunSizes | None = None,
 ) -> Graph:
     """The graph of a model at opset 18 (or a later one) or later, its big weights turned into
     inputs.
 
     Args:
         variable: initializers that may be trained, so that nothing is folded from them.
+        sizes: gives numbers to sizes that depend on data; None to refuse them.
 
     Raises:
-        ModelError: the model is not valid.
+        ModelError: the model is not valid, or a size in it is not known.
         UnsupportedError: an operator cannot be brought to opset 18.
     """
     model = read_small_weights(inline_functions(model), folder)
@@ -90,18 +93,54 @@ def read_forward(
         if written_out is None:
             written_out = without_sequences(graph, Constants(graph, variable))
         if written_out is not None:
-            graph, idle = _typed(_expanded(written_out)), 0
+            graph, idle = _told(_expanded(written_out), sizes), 0
             continue
         left = len(unknown_shapes(graph))
         idle = 0 if left < least else idle + 1
         least = min(least, left)
+        if left and sizes is not None and idle and sizes.name(graph, variable, sure=idle <= IDLE):
+            idle = 0
         if not left or idle > IDLE:
             break
-        graph = _inferred_on(_typed(_folded(graph, variable)))
+        graph = _inferred_on(_told(_folded(graph, variable), sizes))
     require_shapes(graph, f"{BIND}; a training step needs sizes that do not depend on data")
     graph = _with_tensor_inputs(graph)
     graph = without_odd_bias(graph, Constants(graph, variable))
     return bias_apart(pool_first(fuse_gelu(graph)))
+
+
+def _told(model: onnx.ModelProto, sizes: RunSizes | None) -> Graph:
+    """Types and shapes, with what is known of sizes that depend on data.
+
+    Raises:
+        UnsupportedError: two such sizes would have to be equal, or one of them a fixed one.
+    """
+    if sizes is None:
+        return _typed(model)
+    try:
+        return _typed(sizes.state(model))
+    except ModelError as error:
+        if not sizes.places:
+            raise
+        raise UnsupportedError(
+            "sizes that depend on data do not fit each other",
+            why="nothing in the model says that they are equal: "
+            + str(error.why).strip().splitlines()[0][:300],
+            hint="export the model with one mask for what is taken by one choice of rows",
+        ) from error
+
+
+def with_run_sizes(graph: Graph, sizes: RunSizes) -> Graph:
+    """A graph with a number in the place of each size that depends on data; what shapes follow
+    from is folded. Sizes that do not follow are left open."""
+    least = len(unknown_shapes(graph)) + 1
+    for _ in range(ROUNDS):
+        left = len(unknown_shapes(graph))
+        if not left or (left >= least and not sizes.name(graph, (), sure=False)):
+            break
+        least = min(least, left)
+        graph = _inferred_on(_told(_folded(graph, ()), sizes))
+    return graph
 
 
 def _without_listed_weights(model: onnx.ModelProto) -> onnx.ModelProto:

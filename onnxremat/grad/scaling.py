@@ -60,6 +60,21 @@ class LossScale:
         return {EXPONENT: t.sub(t.add(doublings, up), down), GOOD: t.where(grows, 0, count)}
 
 
+def dynamic_scale(
+    asked: LossScale | bool | None, precision: str, optimized: bool
+) -> LossScale | None:
+    """The loss scale that a step adapts itself, if any.
+
+    Raises:
+        UsageError: one is asked for without an optimizer, which would tell when to.
+    """
+    if isinstance(asked, LossScale) and not optimized:
+        raise UsageError("a LossScale needs an optimizer", hint="or take loss_scale=True")
+    if isinstance(asked, LossScale):
+        return asked
+    return LossScale() if precision == "fp16" and optimized and not asked else None
+
+
 def all_finite(t: Tape, gradients: Iterable[str]) -> str:
     """Emit whether no gradient holds an infinity or a not-a-number, a boolean scalar.
 

@@ -36,10 +36,12 @@ from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.roles import mark_gradients, varying, with_phase
+from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.scales import with_single_scales
-from onnxremat.grad.scaling import EXPONENT, LossScale, only_finite
+from onnxremat.grad.scaling import EXPONENT, dynamic_scale, only_finite
 from onnxremat.grad.settings import Settings, check_settings
 from onnxremat.grad.sharing import require_early_reads
+from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
@@ -89,8 +91,14 @@ def differentiate(
         raise UsageError("give either settings or options")
     source = to_model(model) if isinstance(model, Graph) else model
     check_sizes(source)
-    builder = _Builder(source, settings, Path(folder) if folder else None, parting)
-    made = builder.build()
+    builders: list[_Builder] = []
+
+    def build(sizes: RunSizes) -> onnx.ModelProto:
+        home = Path(folder) if folder else None
+        builders.append(_Builder(source, settings, home, parting, sizes))
+        return sized_at_run(builders[-1].build(), sizes, builders[-1].weights)
+
+    made, builder = same_for_all(build), builders[0]
     if settings.in_place:
         require_early_reads(made)
     if builder.warnings and settings.strict:
@@ -112,19 +120,21 @@ class _Builder:
         model: onnx.ModelProto,
         settings: Settings,
         folder: Path | None,
-        parting: Parting | None = None,
+        parting: Parting | None,
+        sizes: RunSizes,
     ) -> None:
-        self.settings, self.parting = settings, parting
+        self.settings, self.parting, self.sizes = settings, parting, sizes
         self.turns: list[str] = []  # ops of a forward pass in parts, with the loss, part by part
         self.due: dict[str, int] | None = None  # when these go back
         check_settings(model, settings)
         self.optimizer = find_optimizer(settings.optimizer) if settings.optimizer else None
-        self.dynamic = self._dynamic_scale()
+        trains, precision = self.optimizer is not None, settings.precision
+        self.dynamic = dynamic_scale(settings.loss_scale, precision, trains)
         self.stock = take_inventory(model, folder, settings.parameters, settings.tie)
         model = self.stock.model
         self.weights = {tensor.name: tensor for tensor in model.graph.initializer}
         variable = {*self.stock.learned, *(settings.trainable or ())}
-        graph = read_forward(model, folder, OPSETS[settings.precision], variable)
+        graph = read_forward(model, folder, OPSETS[settings.precision], variable, sizes)
         self.chosen = self.parameters = choose_parameters(
             graph, self.stock, settings.trainable, settings.freeze
         )
@@ -138,21 +148,12 @@ class _Builder:
         self.graph = self.cast.graph
         taken = [op.name for op in self.graph.ops] + list(self.weights)
         self.tape = Tape(self.graph.tensors, graph.opsets[""], taken, settings.blocked)
+        self.tape.varies = sizes.varies
         self.inputs: list[str] = []
         self.outputs: dict[str, str] = {}  # name in the signature to tensor
         self.variables: list[Variable] = []
         self.states: list[Variable] = []
         self.update: onnx.ModelProto | None = None
-
-    def _dynamic_scale(self) -> LossScale | None:
-        """The loss scale that the step adapts itself, if any."""
-        asked, s = self.settings.loss_scale, self.settings
-        if isinstance(asked, LossScale) and self.optimizer is None:
-            raise UsageError("a LossScale needs an optimizer", hint="or take loss_scale=True")
-        if isinstance(asked, LossScale):
-            return asked
-        fits = s.precision == "fp16" and self.optimizer is not None and not asked
-        return LossScale() if fits else None
 
     def _trained_norms(self, graph: Graph) -> tuple[set[str], list[str]]:
         if self.settings.batch_norm != "train":
@@ -239,6 +240,7 @@ class _Builder:
 
     def _in_parts(self, parting: Parting, seeds: Mapping[str, str]) -> dict[str, str]:
         """Split the forward pass and the loss; returns the cotangents the walk starts from."""
+        self.sizes.require_none("the forward pass does not go in parts")
         (prediction, cotangent), t = *seeds.items(), self.tape
         wanted = (*self.settings.outputs, self.outputs[self.loss], prediction, cotangent)
         given = [*self.inputs, EXPONENT] if self.dynamic else self.inputs

@@ -1,14 +1,14 @@
 """Emits ops with fresh names, tracking the type and shape of everything emitted.
 
-Shapes are numbers throughout: a training graph is made for one input size. An emitted op has by
-default the element type of its first input and the broadcast shape of all of them, which is right
-for elementwise ops; everything else passes ``shape=`` (and ``dtype=``).
+Shapes are numbers throughout, primes where only a run knows them (:mod:`run_sizes`). An emitted op
+has by default the element type of its first input and the broadcast shape of all of them, which is
+right for elementwise ops; everything else passes ``shape=`` (and ``dtype=``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.grad.roles import PHASE
+from onnxremat.grad.two_steps import in_two_steps
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 
@@ -30,9 +31,7 @@ BROADCAST = frozenset({
     "Mul", "Or", "Sub", "Where",
 })  # fmt: skip
 _SHARED = 64  # constants of at most this many elements are emitted once
-_LARGE = 1 << 14  # elements from which a sum is worth two ops
 _MANY = 1 << 12  # elements from which an elementwise op is looked at
-_PARTS = 32  # most parts that rows are summed in
 
 
 class Tape:
@@ -42,6 +41,7 @@ class Tape:
         ops: emitted so far, in a topological order.
         initializers: constants of the emitted ops.
         tensors: types and shapes of the forward graph and of everything emitted.
+        varies: whether a number stands for a size that only a run knows, or is made of one.
         block: channels per block of the processor that it is for, 0 for any processor.
     """
 
@@ -53,6 +53,7 @@ class Tape:
         self.initializers: list[onnx.TensorProto] = []
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.opset = opset
+        self.varies: Callable[[int], bool] = lambda _: False
         self._taken = set(taken) | set(tensors)
         self._scope = "grad"
         self._phase = "backward"
@@ -64,6 +65,7 @@ class Tape:
     def scratch(self) -> Tape:
         """A tape that knows the same tensors and has emitted nothing."""
         made = Tape(self.tensors, self.opset, list(self._taken), self.block)
+        made.varies = self.varies
         made._constants, made._numbers = dict(self._constants), dict(self._numbers)
         return made
 
@@ -404,7 +406,7 @@ class Tape:
         among threads better (sums of rows) or read memory faster for (sums per channel)."""
         shape = self.shape(a)
         axes = sorted(axis % len(shape) for axis in axes) if shape else []
-        view = _in_two_steps(shape, axes)
+        view = in_two_steps(shape, axes)
         if view is None:
             return self.reduce("Sum", a, axes, keep)
         parts = self.reduce("Sum", self.reshape(a, view[0]), [view[1]])
@@ -479,22 +481,3 @@ class Tape:
         """Transpose of the last two axes."""
         n = self.rank(a)
         return self.transpose(a, (*range(n - 2), n - 1, n - 2))
-
-
-def _in_two_steps(shape: Shape, axes: Sequence[int]) -> tuple[Shape, int] | None:
-    """How to see a tensor to be summed over ``axes`` as [parts, ...] of three axes, and the axis to
-    sum first; the parts come second. None for one step."""
-    count, rank = math.prod(shape), len(shape)
-    kept = [axis for axis in range(rank) if axis not in axes]
-    if count < _LARGE or not axes or axes[0] != 0 or not kept:
-        return None
-    if kept == list(range(kept[0], rank)):  # sums of rows
-        columns = math.prod(shape[kept[0] :])
-        rows = count // columns
-        parts = max(k for k in range(1, _PARTS + 1) if rows % k == 0)
-        return ((parts, rows // parts, columns), 1) if 1 < parts < rows else None
-    together = kept == list(range(1, 1 + len(kept)))
-    if not together or shape[0] == 1:
-        return None
-    channels = math.prod(shape[axis] for axis in kept)
-    return (shape[0], channels, count // (shape[0] * channels)), 2

@@ -39,10 +39,11 @@ from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.floor import Floor
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
+from onnxremat.pipeline.largest import at_largest
 from onnxremat.pipeline.mispadded import mispadded
 from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
-from onnxremat.pipeline.sizes import in_tensors, size_notes, with_measured_shapes
+from onnxremat.pipeline.sizes import in_tensors, seen_sizes, size_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, files_read, read_source
 from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
 from onnxremat.pipeline.unsplit import AsRead, Unsplit, optimised
@@ -443,7 +444,9 @@ def for_planning(
         graph = base_order(unordered, listed, settings.fixed_order, policy, costs.scratch)
     weights = weight_bytes(graph, measured)
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
-    notes = (*target_notes(asked, made, store_all, unsplit.peak), *size_notes(graph))
+    largest = at_largest(graph) if seen_sizes(graph) else None
+    most = simulate(largest, weight_bytes=weights).peak if largest is not None else None
+    notes = (*target_notes(asked, made, store_all, unsplit.peak), *size_notes(graph, most))
     notes += (*weights_notes(policy, graph, listed, costs, weights), *costs.notes)
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,

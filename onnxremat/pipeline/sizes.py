@@ -13,6 +13,7 @@ from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.infer import build_graph, inferred, with_shapes
 from onnxremat.ort.profile import Feeds, profile
 from onnxremat.ort.session import TUNED
+from onnxremat.units import format_bytes
 
 
 def with_measured_shapes(
@@ -60,8 +61,13 @@ def seen_sizes(graph: Graph) -> frozenset[str]:
     return frozenset(name for name, tensor in graph.tensors.items() if tensor.seen)
 
 
-def size_notes(graph: Graph) -> tuple[str, ...]:
-    """What a user should know of values whose bytes are not known, or not always the same."""
+def size_notes(graph: Graph, most: int | None = None) -> tuple[str, ...]:
+    """What a user should know of values whose bytes are not known, or not always the same.
+
+    Args:
+        most: bytes with everything kept and each value as large as it can be, None where that is
+            not known.
+    """
     seen = [name for op in graph.ops for name in op.writes if graph.tensors[name].seen]
     unknown = [
         name
@@ -75,7 +81,9 @@ def size_notes(graph: Graph) -> tuple[str, ...]:
         notes.append(
             f"the sizes of {len(seen)} values depend on data ('{seen[0]}' the first): bytes and "
             "times are those of the inputs that it was measured with; --data gives your own"
-        )
+            + ("; how large they can be is not known" if most is None else
+               f"; with each of them at its largest, everything kept takes {format_bytes(most)}")
+        )  # fmt: skip
     if unknown:
         notes.append(
             f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "

@@ -187,9 +187,28 @@ def _pooled(c: Chain) -> None:
     c.add(kind, [x], half, kernel_shape=[2, 2], strides=[2, 2])
 
 
+def _chosen(c: Chain) -> None:
+    """Rows that data choose, how many of them too: worked on, and put back or added."""
+    x, shape = c.last
+    rows = shape[0]
+    score = f"w{len(c.inputs) + len(c.constants)}"
+    c.inputs.append(helper.make_tensor_value_info(score, onnx.TensorProto.INT64, (rows,)))
+    c.feeds.append(np.array([c.d.whole(-2, 2) for _ in range(rows)], np.int64))
+    mask = c.add("Greater", [score, c.known(c.d.of((-9, 0, 0, 9)))], (rows,))
+    places = c.add("Transpose", [c.add("NonZero", [mask], ())], (), perm=[1, 0])
+    taken = c.add("GatherND", [x, places], ())
+    width = shape[-1] if len(shape) > 1 else 1
+    if len(shape) > 1 and c.d.chance(0.5):
+        taken = c.add("MatMul", [taken, c.weight(width, width)], ())
+    worked = c.add(c.d.word("Tanh Sigmoid Neg"), [taken], ())
+    del c.values[c.values.index((x, shape)) + 1 :]  # their shapes are not known
+    reduction = {"reduction": "add"} if c.d.chance(0.5) else {}
+    c.add("ScatterND", [x, places, worked], shape, **reduction)
+
+
 STEPS: tuple[Step, ...] = (
     _element, _element, _number, _number, _earlier, _earlier, _gelu, _swish, _turn, _flat, _slice,
-    _join, _reduce, _product, _product, _rows, _softmax, _image, _image, _pooled,
+    _join, _reduce, _product, _product, _rows, _softmax, _image, _image, _pooled, _chosen,
 )  # fmt: skip
 
 

@@ -27,7 +27,8 @@ KEPT = (
     ("embedding_bags", "legacy"), ("offset_bags", "legacy"), ("padded_bags", "dynamo"),
     ("gru", "dynamo"), ("gru", "legacy"), ("gru", "legacy-train"),
     ("lstm", "dynamo"), ("transformer_encoder", "dynamo"), ("transformer_encoder", "legacy"),
-    ("regnet", "legacy-train"), ("deit_distilled", "legacy"),
+    ("regnet", "legacy-train"), ("deit_distilled", "legacy"), ("routed", "dynamo"),
+    ("routed", "legacy"),
 )  # fmt: skip
 FRESH = (
     "times-1", "bias-gemm", "norm-conv", "norm-gemm", "merged-group-norms", "merged-slopes",

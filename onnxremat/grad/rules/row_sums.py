@@ -47,6 +47,8 @@ def sum_rows(t: Tape, rows: str, indices: str, length: int) -> str:
     count, width = t.shape(rows)
     if not count * width * length:
         return t.filled(0.0, (length, width), t.dtype(rows))
+    if t.varies(count):
+        return _elements(t, rows, indices, length)
     chosen = min(_costs(count, width, length).items(), key=lambda item: item[1])[0]
     return chosen(t, rows, indices, length)
 
@@ -99,7 +101,7 @@ def _elements(t: Tape, rows: str, indices: str, length: int) -> str:
     if kept in (T.FLOAT16, T.BFLOAT16):
         return t.cast(_elements(t, t.cast(rows, T.FLOAT), indices, length), kept)
     count, width = t.shape(rows)
-    tables, size = ceil(count / _IN_TURN), length * width
+    tables, size = 1 if t.varies(count) else ceil(count / _IN_TURN), length * width
     kind = T.INT32 if tables * size < 2**31 else T.INT64
     places = t.mul(t.cast(indices, kind), width)
     if tables > 1:
