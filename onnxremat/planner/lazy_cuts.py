@@ -63,6 +63,9 @@ class Tuning:
         low, high: what is above a number drawn between these counts as 1 where such a solution is
             read (resnet50/15%: walks from there end elsewhere each time, and are worth crossing).
         slack: share of the open gap within which a round is solved at first.
+        exact, placed: shares of the gap that is asked for within which a round is solved at least:
+            one cut more is worth more than that, but where cuts are placed the next ones may be too
+            many for the time that is left (resnet50/15%, 200 s: 8.64 proven, with ``exact`` 8.49).
         loads: share of the time left for one model of loads (makespan): the search gains more.
         share, beside_share: of the time left for a round while cuts are added one by one, and
             while they are placed, with the search in turns or beside.
@@ -90,6 +93,8 @@ class Tuning:
     low: float = 0.25
     high: float = 0.75
     slack: float = 0.15
+    exact: float = 0.3
+    placed: float = 0.1
     loads: float = 0.2
     share: float = 0.3
     turns_share: float = 0.5
@@ -339,8 +344,9 @@ class LazyCuts:
         """Seconds within which a round is solved: tight only when that can close the gap."""
         incumbent = self.incumbent
         open_gap = incumbent.open_gap if incumbent.best is not None else 0.0
-        most = 1e-4 * incumbent.total
-        return max(0.3 * incumbent.gap * incumbent.total, min(self.slack * open_gap, most))
+        most, asked = 1e-4 * incumbent.total, incumbent.gap * incumbent.total
+        least = (self.tuning.placed if self.placing else self.tuning.exact) * asked
+        return max(least, min(self.slack * open_gap, most))
 
     def _warm(self, made: CutModel) -> Floats | None:
         """The best schedule whose first runs respect the spans, as a point of the model."""
