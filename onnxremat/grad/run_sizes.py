@@ -27,6 +27,7 @@ DRAWN = frozenset({
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
     "Multinomial", "Dropout",
 })  # fmt: skip
+FAR = 1 << 62  # bounds of slices that mean the end
 SAME_COUNT = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"})
 Typed = tuple[int, tuple[int, ...]]
 
@@ -118,9 +119,19 @@ class RunSizes:
         model.graph.value_info.extend([*kept, *stated.values()])
         return model
 
-    def varies(self, count: int) -> bool:
+    def factors(self, value: int) -> tuple[int, tuple[int, ...]]:
+        """A whole number as a plain number times numbers that stand for sizes."""
+        found: list[int] = []
+        if 0 < abs(value) < FAR:
+            for number in self.places:
+                while value % number == 0:
+                    value //= number
+                    found.append(number)
+        return value, tuple(found)
+
+    def varies(self, value: int) -> bool:
         """Whether a number is made of one that stands for a size."""
-        return bool(count) and any(count % number == 0 for number in self.places)
+        return bool(self.factors(value)[1])
 
     def require_none(self, what: str) -> None:
         """Raises:

@@ -16,13 +16,12 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad.roles import PHASE
-from onnxremat.grad.run_sizes import RunSizes
+from onnxremat.grad.run_sizes import FAR, RunSizes
 from onnxremat.graph.ir import captures, rename_captures, subgraphs
 
 WHOLE = frozenset({T.INT64, T.INT32})
 REAL = frozenset({T.FLOAT, T.DOUBLE})
 MOST = 64  # numbers in a list that is looked at
-FAR = 1 << 62  # bounds of slices that mean the end
 NEAR = 1e-6  # how exact the reciprocal of a size is
 SCOPE = "sizes"
 
@@ -49,18 +48,6 @@ class _Sizes:
         for index, node in enumerate(graph.node):
             self.place.update(dict.fromkeys(node.output, index))
 
-    def factors(self, value: int) -> tuple[int, tuple[int, ...]] | None:
-        """A whole number as a plain number times numbers that stand for sizes; None for a plain
-        one."""
-        found: list[int] = []
-        if not 0 < abs(value) < FAR:
-            return None
-        for number in self.sizes.places:
-            while value % number == 0:
-                value //= number
-                found.append(number)
-        return (value, tuple(found)) if found else None
-
     def size(self, number: int) -> str:
         """The size that a number stands for, [1]."""
         at = self.sizes.places[number]
@@ -71,17 +58,17 @@ class _Sizes:
                 hint="export the model with fixed sizes",
             )
         found = self._op("Shape", at.name, start=at.axis, end=at.axis + 1)
-        return found if at.times == 1 else self._op("Div", found, self._list([at.times]))
+        return found if at.times == 1 else self._op("Div", found, self.listed([at.times]))
 
     def product(self, value: int) -> str | None:
         """A number that is no plain one, [1]; None for a plain one."""
-        found = self.factors(value)
-        if found is None:
+        plain, numbers = self.sizes.factors(value)
+        if not numbers:
             return None
-        result, *others = [self.size(number) for number in found[1]]
+        result, *others = [self.size(number) for number in numbers]
         for other in others:
             result = self._op("Mul", result, other)
-        return result if found[0] == 1 else self._op("Mul", result, self._list([found[0]]))
+        return result if plain == 1 else self._op("Mul", result, self.listed([plain]))
 
     def list_of(self, values: list[int]) -> str:
         """A list of whole numbers."""
@@ -92,17 +79,17 @@ class _Sizes:
             if made is None:
                 plain.append(value)
                 continue
-            parts += [self._list(plain), made] if plain else [made]
+            parts += [self.listed(plain), made] if plain else [made]
             plain = []
-        parts += [self._list(plain)] if plain else []
+        parts += [self.listed(plain)] if plain else []
         return parts[0] if len(parts) == 1 else self._op("Concat", *parts, axis=0)
 
     def shaped(self, made: str, tensor: onnx.TensorProto) -> str:
-        """A list as the constant that it replaces has it."""
+        """A list of whole numbers as the constant that it replaces has them."""
         if tensor.data_type != T.INT64:
             made = self._op("Cast", made, to=tensor.data_type)
         if len(tensor.dims) != 1:
-            made = self._op("Reshape", made, self._list(list(tensor.dims)))
+            made = self._op("Reshape", made, self.listed(list(tensor.dims)))
         return made
 
     def real(self, tensor: onnx.TensorProto) -> str | None:
@@ -112,19 +99,14 @@ class _Sizes:
             return None
         if value == int(value):
             made = self.product(int(value))
-            return None if made is None else self._as(made, tensor)
+            return None if made is None else self.shaped(made, tensor)
         whole = round(1.0 / value)
         if abs(whole * value - 1.0) > NEAR or (made := self.product(whole)) is None:
             return None
-        return self._op("Reciprocal", self._as(made, tensor))
+        return self._op("Reciprocal", self.shaped(made, tensor))
 
-    def _as(self, made: str, tensor: onnx.TensorProto) -> str:
-        made = self._op("Cast", made, to=tensor.data_type)
-        return made if len(tensor.dims) == 1 else self._op(
-            "Reshape", made, self._list(list(tensor.dims))
-        )  # fmt: skip
-
-    def _list(self, values: list[int]) -> str:
+    def listed(self, values: list[int]) -> str:
+        """A constant list of whole numbers."""
         key = tuple(values)
         if key not in self.made:
             name = self._fresh("constant")
@@ -195,7 +177,7 @@ def _computed(writer: _Sizes, tensor: onnx.TensorProto) -> str | None:
     count = int(np.prod(tensor.dims))
     if tensor.data_type in WHOLE and 0 < count <= MOST:
         values = [int(value) for value in numpy_helper.to_array(tensor).reshape(-1)]
-        if any(writer.factors(value) for value in values):
+        if any(writer.sizes.varies(value) for value in values):
             return writer.shaped(writer.list_of(values), tensor)
     if tensor.data_type in REAL and count == 1:
         return writer.real(tensor)
@@ -213,11 +195,8 @@ def _explicit_shapes(writer: _Sizes) -> None:
         if node.op_type != "Reshape" or node.input[1] not in stored:
             continue
         shape = shapes.get(node.output[0], [])
-        if not any(writer.factors(dim) for dim in shape):
-            continue
-        name = writer._fresh("shape")
-        graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
-        node.input[1] = name
+        if any(writer.sizes.varies(dim) for dim in shape):
+            node.input[1] = writer.listed(shape)
 
 
 def _take_zeros(node: onnx.NodeProto) -> None:

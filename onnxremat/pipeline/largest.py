@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from onnxremat.errors import OnnxrematError
@@ -11,6 +11,7 @@ from onnxremat.grad.forward import with_run_sizes
 from onnxremat.grad.run_sizes import RunSizes
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph
+from onnxremat.pipeline.sizes import seen_sizes
 
 
 def at_largest(graph: Graph) -> Graph | None:
@@ -20,10 +21,7 @@ def at_largest(graph: Graph) -> Graph | None:
     (:mod:`onnxremat.grad.run_sizes`). That they are written right is seen by putting in what a run
     has found: the sizes of that run have to come out.
     """
-    seen = [name for name, tensor in graph.tensors.items() if tensor.seen]
-    if not seen:
-        return graph
-    sizes = RunSizes()
+    seen, sizes = seen_sizes(graph), RunSizes()
     try:
         shapes = _written(graph, seen, sizes)
     except OnnxrematError:  # onnxruntime infers what does not fit
@@ -34,16 +32,16 @@ def at_largest(graph: Graph) -> Graph | None:
     tensors = dict(graph.tensors)
     for name in seen:
         tensor, shape = tensors[name], shapes.get(name)
-        if shape is None or tuple(_size(size, found) for size in shape) != tensor.shape:
+        if shape is None or tuple(_size(size, sizes, found) for size in shape) != tensor.shape:
             return None
-        largest = tuple(_size(size, most) for size in shape)
+        largest = tuple(_size(size, sizes, most) for size in shape)
         size = tensor_bytes(tensor.dtype, largest)
         tensors[name] = replace(tensor, shape=largest, bytes=size)
     return graph.with_ops(graph.ops, tensors)
 
 
 def _written(
-    graph: Graph, seen: list[str], sizes: RunSizes
+    graph: Graph, seen: Collection[str], sizes: RunSizes
 ) -> Mapping[str, tuple[int, ...] | None]:
     """Shapes with numbers in the place of what is found."""
     tensors = dict(graph.tensors)
@@ -74,16 +72,12 @@ def _most(
         looked_at = shapes.get(op.inputs[0]) or graph.tensors[op.inputs[0]].shape
         if op.op_type not in ("NonZero", "Unique") or looked_at is None:
             return None
-        count = math.prod(_size(size, made) for size in looked_at)
+        count = math.prod(_size(size, sizes, made) for size in looked_at)
         made[number] = count // place.times
     return made
 
 
-def _size(size: int, values: Mapping[int, int]) -> int:
+def _size(size: int, sizes: RunSizes, values: Mapping[int, int]) -> int:
     """A size with values in the place of the numbers that stand for them."""
-    for number, value in values.items():
-        while size and size % number == 0:
-            size = size // number * value
-            if value % number == 0:
-                break
-    return size
+    plain, numbers = sizes.factors(size)
+    return math.prod((values.get(number, number) for number in numbers), start=plain)
