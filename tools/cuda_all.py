@@ -29,12 +29,15 @@ Exit code 8 where CUDA does not start, 1 when a row failed, else 0.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -50,7 +53,10 @@ from onnxremat.errors import MissingComponentError, OnnxrematError
 
 ROWS = Path(__file__).resolve().parent / "cuda_rows.py"
 FIVE = ("resnet50", "bert", "vit", "gpt2", "unet")
+OTHERS = (0.65, 0.8, 0.4, 0.3)  # shares tried beside a half
+MORE = {"others": OTHERS, "swaps": True}
 TINY_SECONDS = 120
+WORDS = 4000  # letters kept of what a failed row has said
 
 
 @dataclass(frozen=True)
@@ -93,32 +99,28 @@ def rows() -> list[Row]:
         Row("compiled", "compiled", "the search is compiled", 150, quick=True),
         Row("left-over", "left_over", "what CUDA leaves to the processor", 30,
             {"nets": FIVE}, quick=True),
-        Row("step-resnet50", "step", "half the peak, as predicted, at a hard limit", 110,
-            {"net": "resnet50"}, quick=True),
-        Row("step-bert", "step", "", 100, {"net": "bert"}),
+        Row("step-resnet50", "step", "half the peak, as predicted, at a hard limit; MAGIS's table; "
+            "recompute, swap, both", 150, {"net": "resnet50", **MORE}, quick=True),
+        Row("step-bert", "step", "", 150, {"net": "bert", **MORE}),
+        Row("step-vit", "step", "", 150, {"net": "vit", "others": OTHERS}),
+        Row("step-unet", "step", "", 150, {"net": "unet", **MORE}),
+        Row("step-gpt2", "step", "", 150, {"net": "gpt2", "others": OTHERS}),
         Row("saved-resnet18", "saved", "a planned step written, loaded and trained with", 50,
             {"net": "resnet18"}),
         *_torch("resnet50"),
-        Row("magis-resnet50", "magis", "MAGIS's table", 100, {"net": "resnet50"}),
-        Row("swap-resnet50", "swap", "recompute, swap, both", 90, {"net": "resnet50"}),
         Row("streams-densenet121", "streams", "weight gradients on a second stream", 60,
             {"net": "densenet121"}),
         Row("graphs-resnet50", "graphs", "CUDA graphs", 40, {"net": "resnet50"}),
         Row("one-session-resnet50", "one_session", "assignment by name in one session", 40,
             {"net": "resnet50"}),
-        Row("step-vit", "step", "", 100, {"net": "vit"}),
         *_torch("bert"),
         Row("xengine-resnet18", "xengine", "XEngine's table", 90, {"net": "resnet18"}),
         *(Row(f"infer-{net}", "step", "the same of inferences", 45, {"net": net, "train": False})
-          for net in FIVE[:2]),
-        Row("step-unet", "step", "", 100, {"net": "unet"}),
-        Row("step-gpt2", "step", "", 110, {"net": "gpt2"}),
-        *(Row(f"magis-{net}", "magis", "", 100, {"net": net}) for net in ("bert", "vit", "unet")),
+          for net in FIVE),
         Row("streams-mobilenetv2", "streams", "", 50, {"net": "mobilenetv2"}),
         *_torch("vit"),
         *(Row(f"xengine-{net}", "xengine", "", 90, {"net": net})
           for net in ("vgg16", "inception", "resnet34", "vgg19")),
-        *(Row(f"infer-{net}", "step", "", 45, {"net": net, "train": False}) for net in FIVE[2:]),
         Row("detected", "detected", "devices detect", 20),
     ]  # fmt: skip
 
@@ -146,33 +148,44 @@ def chosen(every: Sequence[Row], only: Sequence[str], *, quick: bool) -> list[Ro
     return [row for row in found if row.quick or not quick]
 
 
-def run(row: Row, provider: str, tiny: bool, left: float) -> Done:
-    """Run a row in a process of its own; it is ended with all it has started."""
-    limit = min(TINY_SECONDS if tiny else 2 * row.seconds, left)
-    asked = {"what": row.what, "provider": provider, "tiny": tiny, **row.asked}
-    begin = time.monotonic()
-    child = subprocess.Popen(
-        [sys.executable, str(ROWS), json.dumps(asked)], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": _path()},
-    )  # fmt: skip
-    try:
-        out, err = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        _end(child)
-        return Done(
-            row.name, row.about, "out of time", time.monotonic() - begin, why=f"{limit:.0f} s"
-        )
-    except BaseException:
-        _end(child)
-        raise
-    took = time.monotonic() - begin
-    lines = [line for line in out.splitlines() if line.startswith("{")]
-    if child.returncode or not lines:
-        words = err.strip().splitlines()
-        why = " | ".join(words[-3:])[-600:] or f"ended with {child.returncode}"
-        return Done(row.name, row.about, "failed", took, why=why)
-    return Done(row.name, row.about, "ok", took, json.loads(lines[-1]))
+class Running:
+    """A row in a process of its own, which is ended with all that it has started."""
+
+    def __init__(self, row: Row, asked: dict[str, Any], limit: float) -> None:
+        self.row, self.limit, self.begin = row, limit, time.monotonic()
+        self.out, self.err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
+        given = {"what": row.what, "limit": limit, **asked, **row.asked}
+        self.child = subprocess.Popen(
+            [sys.executable, str(ROWS), json.dumps(given)],
+            stdout=self.out, stderr=self.err, text=True, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": _path()},
+        )  # fmt: skip
+
+    def done(self) -> Done | None:
+        """What became of it; None while it runs."""
+        took, row = time.monotonic() - self.begin, self.row
+        if self.child.poll() is None:
+            if took < self.limit:
+                return None
+            self.end()
+            why = f"{self.limit:.0f} s\n{self._last_words()}"
+            return Done(row.name, row.about, "out of time", took, why=why)
+        self.out.seek(0)
+        lines = [line for line in self.out if line.startswith("{")]
+        if self.child.returncode or not lines:
+            why = f"ended with {self.child.returncode}\n{self._last_words()}"
+            return Done(row.name, row.about, "failed", took, why=why)
+        return Done(row.name, row.about, "ok", took, json.loads(lines[-1]))
+
+    def _last_words(self) -> str:
+        self.err.seek(0)
+        return self.err.read().strip()[-WORDS:]
+
+    def end(self) -> None:
+        """Now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait()
 
 
 def _path() -> str:
@@ -180,11 +193,6 @@ def _path() -> str:
     return os.pathsep.join(
         dict.fromkeys([here, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     )
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
 
 
 class Book:
@@ -200,7 +208,7 @@ class Book:
         self.done.append(done)
         self._append(asdict(done))
         (self.folder / "report.md").write_text(report(self.head, self.done))
-        text = done.why or brief(done.found)
+        text = shown(done)
         print(f"{done.row:<28}{done.status:<12}{done.seconds:6.1f} s  {text}", flush=True)
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -228,9 +236,15 @@ def report(head: dict[str, Any], done: Sequence[Done]) -> str:
     lines = ["# CUDA, measured", "", *(f"- {key}: {value}" for key, value in head.items()), "",
              "| row | status | seconds | found |", "|---|---|---:|---|"]  # fmt: skip
     for one in done:
-        text = (one.why or brief(one.found)).replace("|", "/").replace("\n", " ")
+        text = shown(one).replace("|", "/")
         lines.append(f"| {one.row} | {one.status} | {one.seconds:.0f} | {text} |")
     return "\n".join(lines) + "\n"
+
+
+def shown(one: Done) -> str:
+    """What became of a row in a line; why it failed, by the last line of what it said."""
+    first, *more = one.why.splitlines() or [brief(one.found)]
+    return " ... ".join([first, *more[-1:]])
 
 
 def brief(found: dict[str, Any], within: str = "") -> str:
@@ -262,17 +276,30 @@ def head(provider: str, *, tiny: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def all_rows(
-    picked: Sequence[Row], book: Book, minutes: float, provider: str, *, tiny: bool
-) -> bool:
-    """Run what fits into the time; whether nothing failed."""
+def all_rows(picked: Sequence[Row], book: Book, minutes: float, jobs: int, **asked: Any) -> bool:
+    """Run what fits into the time, so many rows at a time; whether nothing failed."""
     end = time.monotonic() + 60 * minutes
-    for row in picked:
-        left = end - time.monotonic()
-        if left < (1 if tiny else row.seconds):
-            book.add(Done(row.name, row.about, "left out", why=f"{max(0.0, left):.0f} s were left"))
-        else:
-            book.add(run(row, provider, tiny, left))
+    waiting, running = deque(picked), list[Running]()
+    if jobs > 1:
+        asked["lock"] = str(book.folder / "gpu.lock")
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                row, left = waiting.popleft(), end - time.monotonic()
+                limit = TINY_SECONDS if asked["tiny"] else (2 + (jobs > 1)) * row.seconds
+                if left < (1 if asked["tiny"] else row.seconds):
+                    why = f"{max(0.0, left):.0f} s were left"
+                    book.add(Done(row.name, row.about, "left out", why=why))
+                else:
+                    running.append(Running(row, asked, min(limit, left)))
+            time.sleep(0.05)
+            for one, done in [(one, one.done()) for one in running]:
+                if done is not None:
+                    running.remove(one)
+                    book.add(done)
+    finally:
+        for one in running:
+            one.end()
     return all(one.status in ("ok", "left out") for one in book.done)
 
 
@@ -283,6 +310,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the first rows alone")
     parser.add_argument("--list", action="store_true", help="show the rows and end")
     parser.add_argument("--minutes", type=float, default=20.0, help="end within so many")
+    parser.add_argument("--jobs", type=int, default=1, help="rows at a time; they plan side by side"
+                        " and take turns on the GPU")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("bench-cuda"))
     parser.add_argument("--resume", action="store_true", help="leave out rows that OUT has as ok")
     parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
@@ -298,6 +327,8 @@ def main() -> int:
         picked = [row for row in picked if row.name not in ready]
     if given.minutes <= 0:
         parser.error("--minutes has to be above 0")
+    if given.jobs < 1:
+        parser.error("--jobs has to be 1 or more")
     if given.provider == "cuda":
         from onnxremat.ort.providers import require
 
@@ -310,7 +341,8 @@ def main() -> int:
         book = Book(given.out, head(given.provider, tiny=given.tiny))
     except OSError as error:
         parser.error(f"--out {given.out} cannot be written: {error}")
-    fine = all_rows(picked, book, given.minutes, given.provider, tiny=given.tiny)
+    asked = {"provider": given.provider, "tiny": given.tiny}
+    fine = all_rows(picked, book, given.minutes, given.jobs, **asked)
     print(f"\n{given.out / 'report.md'}, {given.out / 'rows.jsonl'}")
     return 0 if fine else OnnxrematError.exit_code
 

@@ -7,6 +7,7 @@ Every function below is one kind of row; its docstring says what the figures are
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import tempfile
@@ -24,9 +25,11 @@ from cuda_plans import (
     BENCH_SECONDS,
     GPU,
     HOST,
+    LAPS,
     Priced,
     Stand,
     gpu_facts,
+    lap,
     median_seconds,
     priced,
     small_step,
@@ -62,14 +65,17 @@ RUNS = 20
 def main() -> None:
     """Run the row that is asked for."""
     asked = json.loads(sys.argv[1])
-    what, stand = asked.pop("what"), Stand(asked.pop("provider"), asked.pop("tiny", False))
+    what, lock = asked.pop("what"), asked.pop("lock", "")
+    # Where it is when its time is over.
+    faulthandler.dump_traceback_later(max(1.0, asked.pop("limit", 3600.0) - 2))
+    stand = Stand(asked.pop("provider"), asked.pop("tiny", False), lock)
     if what == "torch":
         from cuda_torch import torch_row
 
         found = torch_row(stand, **asked)
     else:
         found = KINDS[what](stand, **asked)
-    print(json.dumps(found))
+    print(json.dumps({**found, "laps": LAPS}))
 
 
 # ---- is it there ---------------------------------------------------------------------------------
@@ -118,22 +124,80 @@ def left_over(stand: Stand, nets: Sequence[str]) -> Answer:
 # ---- one GPU -------------------------------------------------------------------------------------
 
 
-def step(stand: Stand, net: str, train: bool = True, share: float = 0.5) -> Answer:
+def step(
+    stand: Stand, net: str, train: bool = True, share: float = 0.5,
+    others: Sequence[float] = (), swaps: bool = False,
+) -> Answer:  # fmt: skip
     """A plan within a share of what storing everything takes, or the next larger one that there is
     a plan for: bytes predicted, counted and risen, the hard limit that it runs under, outputs
-    against the processor, order, overhead."""
+    against the processor, order, overhead.
+
+    Args:
+        others: further shares, until there is no plan for one; with the first they are a row of
+            MAGIS's table: the least share of the counted peak at less than 5 and 10 % slowdown.
+        swaps: within the same share also by swapping alone, and by swapping and recomputing.
+    """
     one = priced(stand, net, train=train)
     base = _some(one.plan())
-    need, host = base.predicted[GPU].peak, _checked(one, base)
-    within = (share, *(more for more in SHARES if more > share))
-    share, made = _first(one, need, within)
+    need = base.predicted[GPU].peak
+    share, made = _first(one, need, (share, *(more for more in SHARES if more > share)))
+    plans = {"planned": made}
+    if swaps:
+        limit = int(share * need)
+        plans["swap"] = one.plan(limit, once=True, swap=True)
+        plans["both"] = one.plan(limit, swap=True)
+    for other in others:
+        plans[f"{other:g}"] = one.plan(int(other * need))
+        if plans[f"{other:g}"] is None:
+            break
+    there = {name: plan for name, plan in plans.items() if plan is not None}
+    lap("planned")
+    with stand.alone():
+        lap("waited")
+        checked = {"store_all": _checked(one, base)}
+        if made is not None:
+            checked["planned"] = _checked(one, made, base)
+        lap("checked")
+        rows = _timed(one, base, there)
+    lap("timed")
     return {
         "net": net, "train": train, "left_to_the_processor": list(one.left),
-        "costs": one.tables[GPU].source, "share": share,
-        "store_all": host, "planned": made and _checked(one, made, base),
-        "overhead_planned": made and made.makespan / base.makespan - 1,
-        **_overhead(one, made, base),
+        "costs": one.tables[GPU].source, "notes": list(one.tables[GPU].notes), "share": share,
+        **checked, "rows": rows, **_least(rows),
     }  # fmt: skip
+
+
+def _timed(one: Priced, base: Deployment, plans: Mapping[str, Deployment]) -> Answer:
+    """Seconds and counted bytes of plans beside those of storing everything, in turns."""
+    contenders = [OnDevices("store_all", base), *(OnDevices(n, p) for n, p in plans.items())]
+    seconds = 0.2 if one.stand.tiny else BENCH_SECONDS * len(contenders) / 2
+    rounds = (2, 3) if one.stand.tiny else (5, 60)
+    timings = {t.name: t for t in bench(contenders, one.feeds, seconds=seconds, rounds=rounds)}
+    rows: Answer = {"store_all": {
+        "seconds": timings["store_all"].seconds, "planned_seconds": base.makespan,
+        "counted_bytes": DevicesRun(base, one.feeds).peaks[GPU],
+    }}  # fmt: skip
+    for name, plan in plans.items():
+        rows[name] = {
+            "predicted_bytes": plan.predicted[GPU].peak,
+            "counted_bytes": DevicesRun(plan, one.feeds).peaks[GPU],
+            "overhead_planned": plan.makespan / base.makespan - 1,
+            "overhead_measured": timings[name].ratio - 1, "spread": timings[name].spread,
+        }  # fmt: skip
+    return rows
+
+
+def _least(rows: Answer) -> Answer:
+    """The least share of the counted peak at less than 5 and 10 % measured slowdown."""
+    whole = rows["store_all"]["counted_bytes"]
+    found: Answer = {}
+    for most in (5, 10):
+        within = [
+            row["counted_bytes"] / whole for name, row in rows.items()
+            if whole and name != "store_all" and row["overhead_measured"] < most / 100
+        ]  # fmt: skip
+        found[f"least_under_{most}"] = min(within, default=1.0)
+    return found
 
 
 def _first(one: Priced, need: int, shares: Sequence[float]) -> tuple[float, Deployment | None]:
@@ -184,75 +248,7 @@ def _runs_within(one: Priced, made: Deployment, limit: int) -> bool:
     return True
 
 
-def _overhead(one: Priced, made: Deployment | None, base: Deployment) -> Answer:
-    if made is None:
-        return {}
-    contenders = [OnDevices("store all", base), OnDevices("planned", made)]
-    seconds = 0.2 if one.stand.tiny else BENCH_SECONDS
-    rounds = (2, 3) if one.stand.tiny else (5, 60)
-    first, second = bench(contenders, one.feeds, seconds=seconds, rounds=rounds)
-    return {
-        "seconds_store_all": first.seconds, "seconds_planned": second.seconds,
-        "overhead_measured": second.ratio - 1, "spread": second.spread,
-    }  # fmt: skip
-
-
-def magis(stand: Stand, net: str) -> Answer:
-    """MAGIS's table: the least share of the counted peak at less than 10 % and less than 5 %
-    measured slowdown."""
-    one = priced(stand, net, train=True)
-    base = _some(one.plan())
-    need, whole = base.predicted[GPU].peak, DevicesRun(base, one.feeds).peaks[GPU]
-    rows = []
-    for share in (0.8, 0.65, 0.5, 0.4, 0.3):
-        made = one.plan(int(share * need))
-        if made is None:
-            break
-        counted = DevicesRun(made, one.feeds).peaks[GPU]
-        rows.append({"share": counted / whole if whole else share, **_overhead(one, made, base)})
-        if rows[-1]["overhead_measured"] > 0.15 and not stand.tiny:
-            break
-    under = {
-        f"under_{most}": min(
-            (row["share"] for row in rows if row["overhead_measured"] < most / 100), default=1.0
-        )
-        for most in (5, 10)
-    }
-    return {"net": net, **under, "rows": rows}
-
-
 # ---- processor and GPU ---------------------------------------------------------------------------
-
-
-def swap(stand: Stand, net: str, share: float = 0.5) -> Answer:
-    """Within a share of the bytes of the whole, or the next larger one that recomputing keeps: by
-    recomputing only, swapping only, both."""
-    one = priced(stand, net, train=True)
-    base = _some(one.plan())
-    need = base.predicted[GPU].peak
-    share, _ = _first(one, need, (share, *(more for more in SHARES if more > share)))
-    limit = int(share * need)
-    ways = {
-        "recompute": one.plan(limit),
-        "swap": one.plan(limit, once=True, swap=True),
-        "both": one.plan(limit, swap=True),
-    }
-    there = {name: made for name, made in ways.items() if made is not None}
-    times = bench(
-        [OnDevices("store all", base), *(OnDevices(n, m) for n, m in there.items())],
-        one.feeds, seconds=0.2 if stand.tiny else 2 * BENCH_SECONDS,
-        rounds=(2, 3) if stand.tiny else (4, 40),
-    )  # fmt: skip
-    ratio = {timing.name: timing.ratio for timing in times}
-    rows = {
-        name: {
-            "slowdown": ratio[name] - 1, "planned": made.makespan / base.makespan - 1,
-            "predicted_bytes": made.predicted[GPU].peak,
-            "counted_bytes": DevicesRun(made, one.feeds).peaks[GPU],
-        }
-        for name, made in there.items()
-    }  # fmt: skip
-    return {"net": net, "share": share, "limit": limit, **{name: rows.get(name) for name in ways}}
 
 
 def xengine(stand: Stand, net: str) -> Answer:
@@ -260,13 +256,13 @@ def xengine(stand: Stand, net: str) -> Answer:
     one = priced(stand, net, train=True)
     made = _some(one.placed({}))
     alone = _some(one.plan())
-    times = bench(
-        [OnDevices("both", made), OnDevices("gpu", alone)], one.feeds,
-        seconds=0.2 if stand.tiny else BENCH_SECONDS, rounds=(2, 3) if stand.tiny else (4, 40),
-    )  # fmt: skip
-    seconds = {timing.name: timing.seconds for timing in times}
     host = stand.machine.device(HOST)
-    with ExitStack() as stack:
+    with stand.alone(), ExitStack() as stack:
+        times = bench(
+            [OnDevices("both", made), OnDevices("gpu", alone)], one.feeds,
+            seconds=0.2 if stand.tiny else BENCH_SECONDS, rounds=(2, 3) if stand.tiny else (4, 40),
+        )  # fmt: skip
+        seconds = {timing.name: timing.seconds for timing in times}
         session = open_on(host, to_model(one.prepared.graph), TUNED, one.prepared.folder)
         seconds["cpu"] = median_seconds(1, _runner(session, one.prepared.graph, one, stack, HOST))
     used = Counter(part.device for part in made.parts.partitions)
@@ -285,18 +281,18 @@ def one_session(stand: Stand, net: str) -> Answer:
     terms = Terms(pairs=one.prepared.in_place, folder=one.prepared.folder)
     tables = {**one.tables, HOST: replace(one.tables[HOST], seconds=equal)}
     made = deploy(graph, plan, machine, tables, terms)
-    session = load_annotated(made)
     feeds = one.feeds
-    with made.executor() as executor:
-        found = executor.run(feeds)
-        parts = median_seconds(RUNS, lambda: executor.run(feeds))
-    outputs = dict(
-        zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True)
-    )
+    with stand.alone():
+        session = load_annotated(made)
+        with made.executor() as executor:
+            found = executor.run(feeds)
+            parts = median_seconds(RUNS, lambda: executor.run(feeds))
+        names = [output.name for output in session.get_outputs()]
+        outputs = dict(zip(names, session.run(None, feeds), strict=True))
+        whole = median_seconds(RUNS, lambda: session.run(None, feeds))
     return {
         "net": net, "partitions": len(made.parts.partitions), "seconds_partitions": parts,
-        "seconds_one_session": median_seconds(RUNS, lambda: session.run(None, feeds)),
-        "difference": compare(outputs, found).worst,
+        "seconds_one_session": whole, "difference": compare(outputs, found).worst,
     }  # fmt: skip
 
 
@@ -308,7 +304,7 @@ def streams(stand: Stand, net: str) -> Answer:
     one = priced(stand, net, train=True, measured=False)
     graph = one.prepared.graph
     late = _weight_gradients(graph)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with stand.alone(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         file = Path(folder) / "streams.json"
         entries = {"session.node_partition_config_file": str(file)}
         model = to_model(graph)
@@ -360,7 +356,7 @@ def graphs(stand: Stand, net: str) -> Answer:
     captured = stand.gpu
     if stand.provider == "cuda":
         captured = replace(captured, options={"enable_cuda_graph": "1"})
-    with ExitStack() as stack:
+    with stand.alone(), ExitStack() as stack:
         runs = []
         for device in (stand.gpu, captured):
             session = open_on(device, to_model(graph), TUNED, one.prepared.folder)
@@ -430,12 +426,13 @@ def trainer(stand: Stand, net: str) -> Answer:
     )
     losses, seconds = {}, {}
     for where in ("CPUExecutionProvider", PROVIDERS[stand.provider]):
-        one = Trainer(graph, model, rate=0.001, providers=[where])
-        batch = {**models.feeds(model), one.training.target: labels}
-        losses[where] = [one.step(batch) for _ in range(4)]
-        seconds[where] = median_seconds(
-            2 if stand.tiny else 5, lambda one=one, batch=batch: one.step(batch)
-        )
+        with stand.alone():
+            one = Trainer(graph, model, rate=0.001, providers=[where])
+            batch = {**models.feeds(model), one.training.target: labels}
+            losses[where] = [one.step(batch) for _ in range(4)]
+            seconds[where] = median_seconds(
+                2 if stand.tiny else 5, lambda one=one, batch=batch: one.step(batch)
+            )
         finite = all(
             np.isfinite(array).all() for array in one.state.values() if array.dtype.kind == "f"
         )
@@ -457,7 +454,7 @@ def saved(stand: Stand, net: str) -> Answer:
         path.write_bytes(made.model().SerializeToString())
         state, given = made.state_and_rest(one.feeds)
         first = {name: array.copy() for name, array in state.items()}
-        with load_devices(path, state=state) as executor:
+        with stand.alone(), load_devices(path, state=state) as executor:
             losses = [float(np.mean(next(iter(executor.run(given).values())))) for _ in range(3)]
             executor.pull_state()
     moved_ = sum(not np.array_equal(state[name], first[name]) for name in state)
@@ -467,7 +464,8 @@ def saved(stand: Stand, net: str) -> Answer:
 
 def detected(stand: Stand) -> Answer:
     """What ``onnxremat devices detect`` measures."""
-    machine: Machine = Stand(stand.provider, stand.tiny).machine
+    with stand.alone():
+        machine: Machine = Stand(stand.provider, stand.tiny).machine
     return {
         "devices": {d.name: {"flops": d.flops, "bandwidth": d.bandwidth, "memory": d.memory}
                     for d in machine.devices},
@@ -492,9 +490,9 @@ def _some(made: Deployment | None) -> Deployment:
 
 
 KINDS: dict[str, Callable[..., Answer]] = {
-    "starts": starts, "left_over": left_over, "step": step, "magis": magis, "swap": swap,
-    "xengine": xengine, "one_session": one_session, "streams": streams, "graphs": graphs,
-    "trainer": trainer, "saved": saved, "detected": detected, "compiled": compiled,
+    "starts": starts, "left_over": left_over, "step": step, "xengine": xengine,
+    "one_session": one_session, "streams": streams, "graphs": graphs, "trainer": trainer,
+    "saved": saved, "detected": detected, "compiled": compiled,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ def torch_row(stand: Stand, net: str, way: str) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     losses.append(step())
     peak = torch.cuda.max_memory_allocated() if where == "cuda" else 0
-    seconds = median_seconds(2 if stand.tiny else RUNS, step)
+    with stand.alone():
+        seconds = median_seconds(2 if stand.tiny else RUNS, step)
     return {
         "net": net, "way": way, "seconds": seconds, "peak_bytes": peak, "first_steps": ready,
         "losses": losses, "torch": torch.__version__,

@@ -46,7 +46,7 @@ from onnxremat.graph.subgraph import subgraph
 from onnxremat.graph.temporary import scratch_folder
 from onnxremat.ort.arrays import write_arrays
 from onnxremat.ort.binding import wrap
-from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.feeds import Repeated, seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import SIZES_KEY, Feeds, ended
 from onnxremat.ort.providers import assigned, open_on, tiny_model
@@ -257,16 +257,16 @@ def _key(device: Device) -> str:
 
 
 def _child(request: Answer) -> None:
-    base, device = Path(request["base"]), Device(**request["device"])
+    base, device, drawn = Path(request["base"]), Device(**request["device"]), Repeated()
     folder = Path(request["folder"]) if request["folder"] else None
     if request["whole"]:
         _say(call=_call_seconds(device), value=_value_seconds(device))
         _whole(base, device, folder)
         for path in sorted(base.glob("stretch*.onnx")):
-            _say(stretch=_alone(path, device, folder, WHOLE))
+            _say(stretch=_alone(path, device, folder, drawn, WHOLE))
     for index in range(request["start"], request["count"]):
         _say(op=index)
-        _say(op=index, seconds=_alone(base / f"{index}.onnx", device, folder))
+        _say(op=index, seconds=_alone(base / f"{index}.onnx", device, folder, drawn))
     _say(done=True)
 
 
@@ -349,7 +349,9 @@ def _as_is(path: Path) -> Any:
     return onnx.load_model(str(path), load_external_data=False)
 
 
-def _alone(path: Path, device: Device, folder: Path | None, limit: float = SECONDS) -> float | None:
+def _alone(
+    path: Path, device: Device, folder: Path | None, drawn: Repeated, limit: float = SECONDS
+) -> float | None:  # fmt: skip
     """Median seconds of a session with some ops alone; None when it cannot be run so."""
     try:
         graph = build_graph(_as_is(path), folder)
@@ -357,7 +359,7 @@ def _alone(path: Path, device: Device, folder: Path | None, limit: float = SECON
         if device.provider not in assigned(session).values():
             return None
         stage = Stage(session, device, graph.outputs, {})
-        for name, value in seeded_feeds(graph).items():
+        for name, value in seeded_feeds(graph, drawn=drawn).items():
             stage.bind(name, wrap(value))
         return _median_seconds(stage, limit)
     except Exception:  # its inputs have to be special values: the estimate will do

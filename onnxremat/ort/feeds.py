@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,39 @@ _KEEPS_VALUES = {
 }  # fmt: skip
 
 
-def seeded_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+BLOCK = 1 << 20  # numbers
+
+
+class Repeated:
+    """Floats for measuring, which nobody looks at: a million are drawn, and again and again the
+    same. Drawing takes longer than a GPU needs for what reads them.
+
+    The arrays are views of one another: for reading only."""
+
+    def __init__(self) -> None:
+        self._all = np.zeros(0, np.float32)
+
+    def __call__(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """As many as a shape asks for."""
+        size = int(np.prod(shape))
+        if size <= BLOCK:
+            return _floats(random, shape)
+        if size > len(self._all):
+            block = random.standard_normal(BLOCK, dtype=np.float32) / 16
+            self._all = np.resize(block, size)
+        return self._all[:size].reshape(shape)
+
+
+def seeded_feeds(graph: Graph, seed: int = 0, drawn: Draw | None = None) -> dict[str, np.ndarray]:
     """Inputs drawn from a seeded generator.
 
     Floats are normal with a small spread (a training graph's parameters are inputs too: 1-d ones
     near 1, others scaled by fan-in); integers stay in the range of every axis they index;
     booleans are true.
+
+    Args:
+        drawn: floats of a shape, where others than these will do.
 
     Raises:
         UsageError: an input is of a kind that cannot be made up (a sequence, strings).
@@ -62,7 +90,7 @@ def seeded_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
         elif dtype == np.object_:
             raise UsageError(f"input '{name}' holds strings", hint="give inputs with --data")
         else:
-            value = _floats(random, tensor.shape).astype(dtype)
+            value = (drawn or _floats)(random, tensor.shape).astype(dtype, copy=False)
         feeds[name] = value
     return feeds
 
