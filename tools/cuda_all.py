@@ -54,7 +54,7 @@ from onnxremat.errors import MissingComponentError, OnnxrematError
 ROWS = Path(__file__).resolve().parent / "cuda_rows.py"
 FIVE = ("resnet50", "bert", "vit", "gpt2", "unet")
 OTHERS = (0.65, 0.8, 0.4, 0.3)  # shares tried beside a half
-MORE = {"others": OTHERS, "swaps": True}
+BOTH = {"others": OTHERS, "ways": ("both",)}
 TINY_SECONDS = 120
 WORDS = 4000  # letters kept of what a failed row has said
 
@@ -100,10 +100,11 @@ def rows() -> list[Row]:
         Row("left-over", "left_over", "what CUDA leaves to the processor", 30,
             {"nets": FIVE}, quick=True),
         Row("step-resnet50", "step", "half the peak, as predicted, at a hard limit; MAGIS's table; "
-            "recompute, swap, both", 150, {"net": "resnet50", **MORE}, quick=True),
-        Row("step-bert", "step", "", 150, {"net": "bert", **MORE}),
+            "recompute, swap, both", 150,
+            {"net": "resnet50", "others": OTHERS, "ways": ("swap", "both")}, quick=True),
+        Row("step-bert", "step", "", 150, {"net": "bert", **BOTH}),
         Row("step-vit", "step", "", 150, {"net": "vit", "others": OTHERS}),
-        Row("step-unet", "step", "", 150, {"net": "unet", **MORE}),
+        Row("step-unet", "step", "", 150, {"net": "unet", **BOTH}),
         Row("step-gpt2", "step", "", 150, {"net": "gpt2", "others": OTHERS}),
         Row("saved-resnet18", "saved", "a planned step written, loaded and trained with", 50,
             {"net": "resnet18"}),

@@ -17,8 +17,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import models
 from onnxremat.cost.analytic import analytic_costs
@@ -116,7 +119,7 @@ class Stand:
             return Device(
                 GPU, PROVIDERS["cpu"], memory=1 << 33, threads=1, flops=1e10, bandwidth=1e9
             )
-        device = Device(GPU, PROVIDERS["cuda"], 0)
+        device = Device(GPU, PROVIDERS["cuda"], 0, holds_state=True)
         return device if self.tiny else with_speeds(device)
 
     @cached_property
@@ -170,9 +173,10 @@ class Priced:
         """
         most = limit or self.stand.gpu.memory
         limits = {GPU: most} if most else {}
-        target: SeveralDevices = _target(self, limits, once=once)
-        if not self.left and not swap:
-            target = replace(target, site=target.site.alone(GPU))
+        target: SeveralDevices = Allowed(
+            self.prepared.unmeasured, Site(self.stand.machine, limits), dict(self.tables), Phases(),
+            once=once, swap=swap,
+        )  # fmt: skip
         found = attempt(target, self.stand.options)
         if isinstance(found, Unfit):
             return None
@@ -198,22 +202,32 @@ class Priced:
         return found.artifact.made
 
 
-class RunsOnce(SeveralDevices):
-    """A model no op of which may run again."""
+@dataclass(frozen=True)
+class Allowed(SeveralDevices):
+    """A model on a GPU and, where the GPU does not take all of it, the processor.
+
+    Attributes:
+        once: no op may run again.
+        swap: values may wait on the processor; else they only go there to be read.
+    """
+
+    once: bool = False
+    swap: bool = True
 
     @cached_property
     def model(self) -> DeviceModel:
         """The planner's numbers."""
         made = super().model
-        problem = replace(made.problem, recompute=made.problem.recompute & False)
+        problem, host = made.problem, made.problem.names.index(HOST)
+        if self.once:
+            problem = replace(problem, recompute=problem.recompute & False)
+        if not self.swap:
+            here = np.isfinite(problem.cost[host])
+            read = {v for op in np.flatnonzero(here) for v in problem.reads[int(op)]}
+            copy = problem.copy.copy()
+            copy[:, host, [v for v in range(copy.shape[2]) if v not in read]] = inf
+            problem = replace(problem, copy=copy)
         return replace(made, problem=problem)
-
-
-def _target(priced: Priced, limits: Mapping[str, int], *, once: bool) -> SeveralDevices:
-    kind = RunsOnce if once else SeveralDevices
-    site = Site(priced.stand.machine, limits, objective="time")
-    # Not run while it is planned: the rows look at what prediction and first run say.
-    return kind(priced.prepared.unmeasured, site, dict(priced.tables), Phases())
 
 
 def priced(stand: Stand, net: str, *, train: bool, measured: bool = True) -> Priced:

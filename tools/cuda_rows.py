@@ -45,12 +45,12 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.profile import SIZES_KEY
-from onnxremat.ort.providers import assigned, missing, open_on, place
+from onnxremat.ort.providers import assigned, beside_gpu, missing, open_on, place
 from onnxremat.ort.session import TUNED, runtime_version
 from onnxremat.ort.values import Copies, Stage, as_array, moved
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.bench import OnDevices, bench
-from onnxremat.pipeline.over_devices import DevicesRun
+from onnxremat.pipeline.over_devices import DevicesRun, run_whole
 from onnxremat.schedule.assign import assigned as plan_of
 from onnxremat.schedule.assign import split
 from onnxremat.session.compare import compare
@@ -110,14 +110,15 @@ def starts(stand: Stand) -> Answer:
 
 
 def left_over(stand: Stand, nets: Sequence[str]) -> Answer:
-    """Operators of training steps that CUDA leaves to the processor, per net: how many nodes."""
+    """Operators of training steps that CUDA leaves to the processor, per net: how many nodes; and
+    how many that count sizes, which onnxruntime itself wants there."""
     found: Answer = {}
     for net in nets:
         graph = small_step(stand, net)
         taken = assigned(open_on(stand.gpu, to_model(graph), TUNED))
-        found[net] = dict(
-            Counter(op.op_type for op in graph.ops if taken.get(op.name) != stand.gpu.provider)
-        )
+        left = [op for op in graph.ops if taken.get(op.name) != stand.gpu.provider]
+        rest = [op for op in left if not beside_gpu(graph, op, stand.gpu)]
+        found[net] = {**Counter(op.op_type for op in rest), "of sizes": len(left) - len(rest)}
     return found
 
 
@@ -126,7 +127,7 @@ def left_over(stand: Stand, nets: Sequence[str]) -> Answer:
 
 def step(
     stand: Stand, net: str, train: bool = True, share: float = 0.5,
-    others: Sequence[float] = (), swaps: bool = False,
+    others: Sequence[float] = (), ways: Sequence[str] = (),
 ) -> Answer:  # fmt: skip
     """A plan within a share of what storing everything takes, or the next larger one that there is
     a plan for: bytes predicted, counted and risen, the hard limit that it runs under, outputs
@@ -135,28 +136,29 @@ def step(
     Args:
         others: further shares, until there is no plan for one; with the first they are a row of
             MAGIS's table: the least share of the counted peak at less than 5 and 10 % slowdown.
-        swaps: within the same share also by swapping alone, and by swapping and recomputing.
+        ways: within the same share also by ``swap`` alone, and by ``both``, recomputing as well.
     """
     one = priced(stand, net, train=train)
     base = _some(one.plan())
     need = base.predicted[GPU].peak
     share, made = _first(one, need, (share, *(more for more in SHARES if more > share)))
     plans = {"planned": made}
-    if swaps:
-        limit = int(share * need)
-        plans["swap"] = one.plan(limit, once=True, swap=True)
-        plans["both"] = one.plan(limit, swap=True)
+    for way in ways:
+        plans[way] = one.plan(int(share * need), once=way == "swap", swap=True)
     for other in others:
         plans[f"{other:g}"] = one.plan(int(other * need))
         if plans[f"{other:g}"] is None:
             break
     there = {name: plan for name, plan in plans.items() if plan is not None}
     lap("planned")
+    reference = run_whole(base.graph, one.feeds, base)
+    lap("run on the processor")
     with stand.alone():
         lap("waited")
-        checked = {"store_all": _checked(one, base)}
+        checked = {"store_all": _checked(one, base, reference)}
         if made is not None:
-            checked["planned"] = _checked(one, made, base)
+            stored = next(iter(DevicesRun(base, one.feeds).outputs.values()))
+            checked["planned"] = _checked(one, made, stored)
         lap("checked")
         rows = _timed(one, base, there)
     lap("timed")
@@ -209,13 +211,12 @@ def _first(one: Priced, need: int, shares: Sequence[float]) -> tuple[float, Depl
     return 1.0, None
 
 
-def _checked(one: Priced, made: Deployment, base: Deployment | None = None) -> Answer:
-    """Checks of a plan: outputs against the processor, or against another plan on the GPU."""
+def _checked(one: Priced, made: Deployment, wanted: Mapping[str, np.ndarray]) -> Answer:
+    """Checks of a plan against what others have computed."""
     run = DevicesRun(made, one.feeds)
-    if base is not None:
-        wanted = next(iter(DevicesRun(base, one.feeds).outputs.values()))
-        differences = {how: compare(found, wanted) for how, found in run.outputs.items()}
-        run.__dict__["differences"] = differences  # instead of those from the processor
+    differences = {how: compare(found, wanted) for how, found in run.outputs.items()}
+    run.__dict__["differences"] = differences  # instead of those from the processor
+    kernels = [k for row in run.recorded.profiles.values() for k in row.kernels]
     peak, predicted = run.peaks[GPU], made.predicted[GPU].peak
     checks = {check.kind: check for check in run.checks}
     state, given = made.state_and_rest(one.feeds)
@@ -232,6 +233,8 @@ def _checked(one: Priced, made: Deployment, base: Deployment | None = None) -> A
         "outputs_ok": checks[Kind.OUTPUTS].ok, "order_ok": checks[Kind.ORDER].ok,
         "placement": checks[Kind.PLACEMENT].text, "partitions": len(made.parts.partitions),
         "runs_within": kept[0] if kept else None,
+        "kernels": dict(Counter(k.provider for k in kernels)),
+        "copies": dict(Counter(k.op_type for k in kernels if k.op_type.startswith("Memcpy"))),
     }  # fmt: skip
 
 

@@ -49,7 +49,7 @@ from onnxremat.ort.binding import wrap
 from onnxremat.ort.feeds import Repeated, seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import SIZES_KEY, Feeds, ended
-from onnxremat.ort.providers import assigned, open_on, tiny_model
+from onnxremat.ort.providers import CPU, assigned, beside_gpu, open_on, tiny_model
 from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
 
@@ -95,6 +95,8 @@ def foreign_costs(
     takes = (
         set(found["taken"]) if found["taken"] is not None else {n for n in keys if keys[n] in known}
     )
+    takes |= {op.name for op in graph.ops
+              if op.name in found["beside"] and beside_gpu(graph, op, device)}  # fmt: skip
     taken = [op for op in graph.ops if op.name in takes and keys[op.name] not in deadly]
     estimate = analytic_costs(graph, ideal).seconds
     seconds = {op.name: known.get(keys[op.name], [estimate[op.name]])[0] for op in taken}
@@ -150,6 +152,7 @@ def _measured(
         "call": 0.0,
         "value": 0.0,
         "taken": None,
+        "beside": [],
         "whole": 0.0,
         "stretches": [],
         "scratch": {},
@@ -311,7 +314,8 @@ def _whole(base: Path, device: Device, folder: Path | None) -> None:
     except OnnxrematError:  # it refuses some graphs as a whole: then what it runs alone counts
         return
     names = assigned(session)
-    _say(taken=[name for name, provider in names.items() if provider == device.provider])
+    _say(taken=[name for name, provider in names.items() if provider == device.provider],
+         beside=[name for name, provider in names.items() if provider == CPU])  # fmt: skip
     outputs = tuple(value.name for value in session.get_outputs())
     stage = Stage(session, device, outputs, {})
     with np.load(base / "feeds.npz") as file:

@@ -9,7 +9,8 @@ memory = "24GiB"         # or bytes; without it the machine's own, or not known
 threads = 0              # of processors; 0 for one per core
 flops = 31.2e12          # per second
 bandwidth = "600GB"      # bytes per second
-holds_state = false      # true: state that its ops update counts in its budget
+holds_state = false      # true: state that its ops update counts in its budget. A GPU holds state
+                         # unless this is false: then its ops get parameters anew in every run
 precision = "fp32"       # bf16: products in bfloat16; OpenVINO only
 [[link]]                 # both ways, unless the other way is listed too
 from = "cpu"
@@ -30,6 +31,7 @@ from typing import Any
 
 from onnxremat.device.host import memory_bytes, processors
 from onnxremat.device.machine import (
+    OWN_MEMORY,
     PROVIDERS,
     Device,
     Link,
@@ -176,8 +178,8 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
     try:
         return Device(
             name, provider, row.get("index", 0), int(memory), threads, float(row.get("flops", 0)),
-            bandwidth, options, row.get("source", "given"), row.get("holds_state", False),
-            row.get("precision", "fp32"),
+            bandwidth, options, row.get("source", "given"),
+            row.get("holds_state", provider in OWN_MEMORY), row.get("precision", "fp32"),
         )  # fmt: skip
     except UsageError as error:
         raise UsageError(error.what, where=where, why=error.why, hint=error.hint) from error
@@ -261,8 +263,8 @@ def machine_toml(machine: Machine, comment: str = "") -> str:
         if device.options:
             pairs = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in device.options.items())
             lines.append(f"options = {{ {pairs} }}")
-        if device.holds_state:
-            lines.append("holds_state = true")
+        if device.holds_state is device.in_host_memory:  # not what it is without this
+            lines.append(f"holds_state = {str(device.holds_state).lower()}")
         if device.precision != "fp32":
             lines.append(f"precision = {_quoted(device.precision)}")
         lines.append(f"source = {_quoted(device.source)}")

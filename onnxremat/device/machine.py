@@ -22,6 +22,9 @@ PRECISIONS = ("fp32", "bf16")
 STORAGE = "storage"  # a device that computes nothing: host memory to swap to
 
 
+OWN_MEMORY = (PROVIDERS["cuda"], PROVIDERS["tensorrt"])  # not that of the process
+
+
 @dataclass(frozen=True)
 class Device:
     """Something that runs ops (or only stores values), with memory of its own.
@@ -37,8 +40,9 @@ class Device:
         options: provider options handed on as they are.
         precision: ``fp32``, or ``bf16``: products of float32 values in bfloat16, which OpenVINO's
             kernels do on a processor with AMX or AVX512-BF16.
-        holds_state: parameters and optimizer state that its ops update count in its budget, though
-            they lie in host memory; another device that reads them gets a copy that counts there.
+        holds_state: parameters and optimizer state that its ops update count in its budget, on a
+            processor though they lie in host memory; another device that reads them gets a copy
+            that counts there.
         source: where the figures come from: ``given``, ``measured``, or a data sheet.
     """
 
@@ -78,7 +82,7 @@ class Device:
     def in_host_memory(self) -> bool:
         """Values between its partitions lie in the memory of the process. Providers other than
         CUDA's copy in and out by themselves."""
-        return self.provider not in (PROVIDERS["cuda"], PROVIDERS["tensorrt"])
+        return self.provider not in OWN_MEMORY
 
     @property
     def opaque(self) -> bool:

@@ -42,12 +42,13 @@ from onnxremat.rewrite.annotate import annotated, summary
 from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
 from onnxremat.rewrite.partition import Counted, Partitioned, partition
 from onnxremat.rewrite.restore import restored
-from onnxremat.schedule.devices import follow, settled
+from onnxremat.schedule.devices import follow, inputs_first, settled
 from onnxremat.schedule.plan import Plan, graph_hash
 
 FORMAT = 1
 
 CLEARLY = 0.93  # share of the predicted time at which more partitions are taken
+EARLY = (1 << 62, 1 << 16)  # bytes of inputs that are tried to be brought over at the start
 
 
 @dataclass(frozen=True)
@@ -247,10 +248,34 @@ def deploy(
     """
     terms = terms or Terms()
     plan = settled(graph, plan, terms.pairs)
-    followed = follow(graph, plan)
     _check_machine(plan, machine)
     plan = plan.with_provenance(graph_hash=graph_hash(graph))
-    parts = partition(followed, pairs=terms.pairs, counted=terms.counted)
+    found = list[Deployment]()
+    for most in EARLY:
+        early = inputs_first(graph, plan, most)
+        if early is not plan:
+            found.append(_whole(graph, early, machine, costs, terms, insist=False))
+    kept = [made for made in found if made.kept]
+    least = min(kept, key=lambda made: len(made.parts.partitions), default=None)
+    if least is not None and len(least.parts.partitions) == 1:
+        return least
+    made = _whole(graph, plan, machine, costs, terms, insist=insist and least is None)
+    if least is None or (made.kept and made.makespan <= least.makespan):
+        return made
+    return least
+
+
+def _whole(
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    costs: Mapping[str, CostTable],
+    terms: Terms,
+    *,
+    insist: bool,
+) -> Deployment:
+    """A settled plan, cut in the better of two ways; see :func:`deploy`."""
+    parts = partition(follow(graph, plan), pairs=terms.pairs, counted=terms.counted)
     scratch = {name: table.scratch for name, table in costs.items()}
     limits = dict(terms.limits)
     bare = Deployment(graph, plan, machine, parts, limits, (), terms.folder, scratch=scratch)

@@ -326,7 +326,7 @@ def _kernels(
     timed = [rows[r * per_run : (r + 1) * per_run] for r in range(warmup, warmup + runs)]
     last = timed[-1]
     made: list[Kernel] = []
-    weights = 0
+    held: dict[str, int] = {}  # by provider: each counts the bytes of its own memory
     for index, row in enumerate(last):
         args = row["args"]
         name = row["name"].removesuffix("_kernel_time")
@@ -338,15 +338,15 @@ def _kernels(
         in_use = _in_use(row)
         # What goes into a sequence is in use when the kernel ends: it is no scratch.
         scratched = 0 if args["op_name"] in SEQUENCES else row["scratch"]
-        if index == 0:
-            delta = int(args.get("mem_requested_in_use_delta", 0))
-            weights = in_use - delta
+        provider = args.get("provider", "")
+        if provider not in held:
+            held[provider] = in_use - int(args.get("mem_requested_in_use_delta", 0))
         each = tuple(run[index]["dur"] * 1e-6 for run in timed)
         made.append(
             Kernel(
-                name, args["op_name"], statistics.median(each), in_use - weights, scratched,
-                outputs, args.get("provider", ""), each,
+                name, args["op_name"], statistics.median(each), in_use - held[provider], scratched,
+                outputs, provider, each,
             )
         )  # fmt: skip
     arena = int(last[-1]["args"].get("mem_arena_held", 0)) if last else 0
-    return tuple(made), weights, arena
+    return tuple(made), max(held.values(), default=0), arena

@@ -21,8 +21,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxremat.device.host import bfloat16, made_by_intel
-from onnxremat.device.machine import PROVIDERS, Device, provider_name, short_name
+from onnxremat.device.machine import OWN_MEMORY, PROVIDERS, Device, provider_name, short_name
 from onnxremat.errors import MissingComponentError
+from onnxremat.graph.ir import Graph, Op
 from onnxremat.ort.plugins import (
     OPENVINO,
     PLUGINS,
@@ -41,6 +42,8 @@ from onnxremat.ort.session import (
 )
 
 _PRECISION = {"fp32": "f32", "bf16": "bf16"}  # OpenVINO's words
+NUMBERS = 1024  # bytes that a value of sizes has at most
+SIZES = ("Shape", "Size")  # they read no data
 CPU, CUDA = PROVIDERS["cpu"], PROVIDERS["cuda"]
 _HINTS = {
     CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]', and an NVIDIA driver",
@@ -284,6 +287,17 @@ def assigned(session: Any) -> dict[str, str]:
     }
 
 
+def beside_gpu(graph: Graph, op: Op, device: Device) -> bool:
+    """Whether onnxruntime may run an op on the processor in a session of a GPU: it has it count
+    sizes and make shapes there, where its kernels want them, and copies such numbers over itself.
+    """
+    if device.in_host_memory:
+        return False
+    return all(graph.tensors[name].bytes <= NUMBERS for name in (*op.reads, *op.writes)) or (
+        op.op_type in SIZES
+    )
+
+
 def of_names(names: Sequence[str]) -> Device:
     """The device of the first of some execution providers, the others being its fall-back.
 
@@ -321,7 +335,9 @@ def here() -> list[Device]:
             continue
         for index in range(16):
             name = f"{short}:{index}" if provider == CUDA else short
-            device = Device(name, provider, index, source="detected")
+            device = Device(
+                name, provider, index, source="detected", holds_state=provider in OWN_MEMORY
+            )
             if missing(device):
                 break
             if device.in_host_memory:

@@ -36,10 +36,14 @@ class Site:
         return {d.name: reason for d in machine.devices if (reason := missing(d))}
 
     def alone(self, name: str) -> Site:
-        """The same with one device that computes; those that only store values stay."""
+        """The same with one device that computes; those that only store values stay, and so does
+        the processor, as one of them, where the device has a memory of its own: the caller's
+        arrays come from there."""
         devices = [d if d.name == name else replace(d, holds_state=False)
                    for d in self.machine.devices]  # fmt: skip
         others = {d.name for d in devices if d.computes} - {name}
+        if not self.machine.device(name).in_host_memory:
+            others -= {d.name for d in devices if d.in_host_memory}
         links = [li for li in self.machine.links if not others & {li.source, li.target}]
         return replace(self, machine=replace(self.machine, devices=tuple(devices),
                                              links=tuple(links)))  # fmt: skip

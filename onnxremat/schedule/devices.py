@@ -213,6 +213,28 @@ def settled(graph: Graph, plan: Plan, pairs: Sequence[tuple[str, str]] = ()) -> 
     return replace(plan, steps=tuple(freed(graph, [steps[index] for index in order])))
 
 
+def inputs_first(graph: Graph, plan: Plan, most: int) -> Plan:
+    """The plan with the caller's inputs of no more than so many bytes brought over before anything
+    runs: a move in the middle ends one session and begins another.
+
+    Args:
+        plan: settled.
+    """
+    steps: list[Step] = [step for step in plan.steps if not isinstance(step, Free)]
+    small = {name for name in graph.inputs if graph.tensors[name].bytes <= most}
+    begin, seen = list[int](), set[tuple[str, str]]()
+    for index, step in enumerate(steps):
+        if isinstance(step, Transfer) and step.tensor in small:
+            if (step.tensor, step.target) not in seen and not step.copy:
+                begin.append(index)
+            seen.update([(step.tensor, step.target), (step.tensor, step.source)])
+    if begin == list(range(len(begin))):
+        return plan
+    early = set(begin)
+    order = [*begin, *(index for index in range(len(steps)) if index not in early)]
+    return replace(plan, steps=tuple(freed(graph, [steps[index] for index in order])))
+
+
 def _held_back(
     graph: Graph, steps: Sequence[Step], first: Mapping[str, Collection[int]]
 ) -> list[int]:
