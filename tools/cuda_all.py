@@ -287,7 +287,8 @@ def all_rows(picked: Sequence[Row], book: Book, minutes: float, jobs: int, **ask
         while waiting or running:
             while waiting and len(running) < jobs:
                 row, left = waiting.popleft(), end - time.monotonic()
-                limit = TINY_SECONDS if asked["tiny"] else (2 + (jobs > 1)) * row.seconds
+                # Side by side, rows wait for each other: only the whole has an end.
+                limit = TINY_SECONDS if asked["tiny"] else 2 * row.seconds if jobs == 1 else left
                 if left < (1 if asked["tiny"] else row.seconds):
                     why = f"{max(0.0, left):.0f} s were left"
                     book.add(Done(row.name, row.about, "left out", why=why))

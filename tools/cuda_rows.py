@@ -219,20 +219,17 @@ def _checked(one: Priced, made: Deployment, wanted: Mapping[str, np.ndarray]) ->
     kernels = [k for row in run.recorded.profiles.values() for k in row.kernels]
     peak, predicted = run.peaks[GPU], made.predicted[GPU].peak
     checks = {check.kind: check for check in run.checks}
-    state, given = made.state_and_rest(one.feeds)
-    kept = [share for share in ROOM if _runs_within(one, made, int(share * predicted))]
-    # A pool of its own: that of the process never shrinks.
-    alone = replace(made, limits={GPU: one.stand.gpu.memory})
-    with watched(one.stand) as rise, alone.executor(state) as executor:
-        for _ in range(3):
-            executor.run(given)
+    with watched(one.stand) as rise:
+        limits = ((share, int(share * predicted)) for share in ROOM)
+        least = next((share for share, limit in limits if _runs_within(one, made, limit)), None)
     return {
         "predicted_bytes": predicted, "counted_bytes": peak, "risen_bytes": rise[0],
         "error": predicted / peak - 1 if peak else None,
         "worst_difference": max(d.worst for d in run.differences.values()),
         "outputs_ok": checks[Kind.OUTPUTS].ok, "order_ok": checks[Kind.ORDER].ok,
+        "order": checks[Kind.ORDER].text,
         "placement": checks[Kind.PLACEMENT].text, "partitions": len(made.parts.partitions),
-        "runs_within": kept[0] if kept else None,
+        "runs_within": least,
         "kernels": dict(Counter(k.provider for k in kernels)),
         "copies": dict(Counter(k.op_type for k in kernels if k.op_type.startswith("Memcpy"))),
     }  # fmt: skip

@@ -221,7 +221,9 @@ def open_with(
             return ort.InferenceSession(source, made)
         named = _named_options(device.provider, device.index, dict(device.options))
         order = [(device.provider, named)] if device.provider != CPU else []
-        return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
+        # onnxruntime warns of a built-in provider with an index that no plugin has it.
+        with _silent() if device.provider == CUDA else contextlib.nullcontext():
+            return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise refused(source, error) from error
 

@@ -220,7 +220,7 @@ class Unfit(Generic[S]):
         device = f" device '{worst}'" if len(limits) > 1 else ""
         return OverBudgetError(
             f"no plan keeps{device} within {format_bytes(limit)} when carried out",
-            why=f"the last one needs {format_bytes(needs)}",
+            why=f"the last one needs {format_bytes(needs)}, {self.over[worst]} bytes more",
             hint=f"--budget {f'{worst}=' if device else ''}{needs}",
             excess=self.over[worst],
         )
