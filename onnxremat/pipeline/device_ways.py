@@ -32,9 +32,11 @@ from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.several_devices import SeveralDevices
+from onnxremat.planner.bounds import quick_makespan_bound
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.schedule import Schedule
-from onnxremat.planner.solution import Solution
+from onnxremat.planner.solution import Certificate, Solution, Status
 
 Costs = Callable[[Prepared], Mapping[str, CostTable]]
 During = Callable[[], AbstractContextManager[object]]
@@ -45,6 +47,8 @@ NEAR = 0.03  # share by which a trial may differ from the costs that a plan was 
 PART = 0.3  # of the time to plan, for the batch in parts: list scheduling is near the best there
 FIRST, NEXT = 0.6, 0.5  # of the time of a way for its first plan; of what is left, for the next
 ALONE = 0.15  # of the time, for plans on one device
+SLOW, FAR = 5.0, 0.4  # times the quickest device's time from which another is not tried alone, and
+# the share of the time for the quickest where all others are so slow
 WORTH = 1.5  # times the best trial up to which a plan on one device is timed against it
 SECONDS, ROUNDS = 2.0, (5, 40)  # of timing these
 
@@ -99,19 +103,20 @@ def quickest(target: SeveralDevices, trials: Trials) -> Candidate:
     load_search(len(target.site.machine.devices), target.log)
     trials = replace(trials, options=trials.options.begun())
     several = sum(device.computes for device in target.site.machine.devices) > 1
-    alone = several and target.feeds is not None and not trials.options.method.formulation
-    most = trials.within(1 - ALONE) if alone else trials
+    alone = several and not trials.options.method.formulation
+    singles = _singles(target, trials) if alone else []
     try:
-        best = whole_or_in_parts(target, most)
+        best = whole_or_in_parts(target, trials, _start(target, singles))
     except (NoPlanError, OverBudgetError):  # sessions of partitions take room of their own
-        one = _one_that_fits(target, trials) if alone else None
-        if one is None:
+        if not singles:
             raise
-        return one
-    return never_slower(target, best, trials) if alone else best
+        return _one_that_fits(target, singles, trials)
+    return never_slower(target, best, singles, trials)
 
 
-def whole_or_in_parts(target: SeveralDevices, trials: Trials) -> Candidate:
+def whole_or_in_parts(
+    target: SeveralDevices, trials: Trials, warm: Schedule | None = None
+) -> Candidate:
     """The quicker of two plans in their trials: of the whole batch, and of a part of it for every
     device; the only one that keeps the limits where one does not.
 
@@ -119,7 +124,7 @@ def whole_or_in_parts(target: SeveralDevices, trials: Trials) -> Candidate:
         As :func:`quickest`.
     """
     split = in_parts(target, trials)
-    made = best(target, trials.within(1 - PART) if split else trials)
+    made = best(target, trials.within(1 - PART) if split else trials, warm)
     if split is None or trials.options.stopped:
         return _found(made, target)
     target.log("planning the batch in parts")
@@ -140,14 +145,14 @@ def whole_or_in_parts(target: SeveralDevices, trials: Trials) -> Candidate:
     )
 
 
-def best(target: SeveralDevices, trials: Trials) -> Made:
+def best(target: SeveralDevices, trials: Trials, warm: Schedule | None = None) -> Made:
     """The plan that is quickest when tried out, or the only one.
 
     A trial that differs from the costs corrects them, and a plan is made with them from the best
     one so far.
     """
     options = trials.options.begun()
-    made = attempt(target, options.within(FIRST))
+    made = attempt(target, options.within(FIRST), warm)
     if isinstance(made, Unfit):
         return made
     best = last = trials.run(target, made)
@@ -181,18 +186,19 @@ def given(target: SeveralDevices, solution: Solution, trials: Trials) -> Candida
     return trials.run(target, as_given(target, solution))
 
 
-def never_slower(target: SeveralDevices, best: Candidate, trials: Trials) -> Candidate:
-    """The plan, or that of one device which keeps its limit and is no slower, timed in turns."""
-    assert target.feeds is not None
+def never_slower(
+    target: SeveralDevices, best: Candidate, singles: list[Candidate], trials: Trials
+) -> Candidate:
+    """The plan, or that of one device which keeps its limit and is no slower: timed in turns, or
+    as predicted where nothing can be run."""
     if len(_over(best).devices) < 2 or trials.options.stopped:
         return best
-    ways = [best]
-    for device in target.site.machine.devices:
-        if device.computes:
-            found = _alone(target, device.name, trials)
-            if found is not None and found.artifact.seconds <= WORTH * best.artifact.seconds:
-                ways.append(found)
-    if len(ways) == 1:
+    if target.feeds is None:
+        quicker = [one for one in singles if one.artifact.seconds <= best.artifact.seconds]
+        return _foretold(_judged(target, quicker[0], best), best) if quicker else best
+    near = [one for one in singles if one.artifact.seconds <= WORTH * best.artifact.seconds]
+    ways = [best, *near]
+    if not near:
         return best
     contenders = [OnDevices(str(at), _over(way).made) for at, way in enumerate(ways)]
     with target.log.phase(MEASURE, "timing one device alone"), trials.during():
@@ -201,7 +207,7 @@ def never_slower(target: SeveralDevices, best: Candidate, trials: Trials) -> Can
     least = min(times[1:], key=lambda time: time.ratio)
     if least.ratio > 1:
         return best
-    alone = trials.run(target, ways[int(least.name)])
+    alone = trials.run(target, _judged(target, ways[int(least.name)], best))
     name, count = _over(alone).devices[0], len(_over(best).devices)
     took = f"{least.seconds * 1e3:.3g} ms, {times[0].seconds * 1e3:.3g} ms over {count} devices"
     return alone.noted(
@@ -209,28 +215,75 @@ def never_slower(target: SeveralDevices, best: Candidate, trials: Trials) -> Can
     )
 
 
-def _alone(target: SeveralDevices, name: str, trials: Trials) -> Candidate | None:
-    """Everything on one device, None where that does not keep its limit or is not allowed."""
+def _singles(target: SeveralDevices, trials: Trials) -> list[Candidate]:
+    """Plans of everything on one device that keep their limits, the quickest first; of devices
+    that are not many times slower than the quickest."""
     ops = {op.name for op in target.prepared.graph.ops}
-    pinned = any(device != name for _, device in target.site.pins)
-    if pinned or not ops <= target.tables[name].seconds.keys():
-        return None
-    return _another(target.alone(name), trials.options.within(NEXT))
+    pins = {device for _, device in target.site.pins}
+    able = {name: table.total for name, table in target.tables.items()
+            if ops <= table.seconds.keys() and pins <= {name}}  # fmt: skip
+    near = [name for name, took in able.items() if took <= SLOW * min(able.values())]
+    others = [name for name, table in target.tables.items() if table.seconds and name not in near]
+    # What is far quicker than all others computes most of the best plan, too.
+    share = FAR if len(near) == 1 and others else ALONE
+    found = list[Candidate]()
+    for count, name in enumerate(near):
+        options = trials.options.within(share / (len(near) - count))
+        made = _another(target.alone(name), options)
+        found += [made] if made is not None else []
+    return sorted(found, key=lambda one: one.artifact.seconds)
 
 
-def _one_that_fits(target: SeveralDevices, trials: Trials) -> Candidate | None:
-    """Everything on the quickest device that keeps its limit so; None where none does in time."""
-    ways = list[Candidate]()
-    for device in target.site.machine.devices:
-        if device.computes and trials.options.left > 0:
-            found = _alone(target, device.name, trials)
-            ways += [found] if found is not None else []
-    if not ways:
+def _start(target: SeveralDevices, singles: list[Candidate]) -> Schedule | None:
+    """The quickest plan of one device as one of all, where state lies as it does there."""
+    if not singles or target.model.names != target.alone(_name(singles[0])).model.names:
         return None
-    least = min(ways, key=lambda found: found.artifact.seconds)
-    return trials.run(target, least).noted(
-        f"'{_over(least).devices[0]}' alone keeps its budget; of the plans over several devices "
+    solution = _over(singles[0]).solution
+    return solution.schedule if solution is not None else None
+
+
+def _name(single: Candidate) -> str:
+    return _over(single).devices[0]
+
+
+def _judged(target: SeveralDevices, single: Candidate, best: Candidate | None) -> Candidate:
+    """A plan of one device with what is proven of the plans over all: its own proof holds for
+    those of that device alone."""
+    artifact = _over(single)
+    own, joint = artifact.solution, _over(best).solution if best is not None else None
+    assert own is not None
+    if joint is not None:
+        proof, least = joint.certificate, joint.makespan_bound
+    else:
+        least, why = quick_makespan_bound(target.model.problem)
+        proof = Certificate(least, why, any_order=True)
+    found = replace(own, objective=target.site.objective)
+    found = replace(
+        found, certificate=replace(proof, bound=min(proof.bound, found.value)),
+        makespan_bound=min(least, found.makespan),
+    )  # fmt: skip
+    found = replace(found, status=Status.OPTIMAL if found.gap <= target.gap else Status.FEASIBLE)
+    about, kept = provenance_of(found), artifact.plan.provenance
+    told = artifact.told(
+        status=about.status, bound=about.bound, bound_kind=about.bound_kind, staged=about.staged,
+        any_order=about.any_order, seconds=about.seconds, notes=kept.notes,
+    )  # fmt: skip
+    return replace(single, artifact=replace(told, solution=found))
+
+
+def _one_that_fits(target: SeveralDevices, singles: list[Candidate], trials: Trials) -> Candidate:
+    """The quickest plan of one device, where none of several keeps the limits."""
+    return trials.run(target, _judged(target, singles[0], None)).noted(
+        f"'{_name(singles[0])}' alone keeps its budget; of the plans over several devices "
         "that were found none does, carried out"
+    )
+
+
+def _foretold(single: Candidate, best: Candidate) -> Candidate:
+    alone, several = single.artifact.seconds * 1e3, best.artifact.seconds * 1e3
+    return single.noted(
+        f"'{_name(single)}' alone keeps its budget and is no slower, as predicted: {alone:.3g} ms, "
+        f"{several:.3g} ms over {len(_over(best).devices)} devices; it is written"
     )
 
 

@@ -86,7 +86,8 @@ class SeveralDevices:
     def alone(self, name: str) -> SeveralDevices:
         """The same with one device that computes."""
         tables = {n: t if n == name else replace(t, seconds={}) for n, t in self.tables.items()}
-        return replace(self, site=self.site.alone(name), tables=tables)
+        site = replace(self.site.alone(name), objective="time")  # nothing runs beside it
+        return replace(self, site=site, tables=tables)
 
     def budgets(self, aim: Aim) -> list[int]:
         """Bytes per device that a plan is made for."""

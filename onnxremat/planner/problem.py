@@ -193,7 +193,7 @@ class Problem:
     def reference(self) -> float:
         """Seconds that shares of time refer to: each op once on the best single device that can
         run all of them, or each on its own best device when no device can."""
-        alone = float(self.cost.sum(axis=1).min())
+        alone = float(self.cost[:, self.host_inputs :].sum(axis=1).min())
         return alone if isfinite(alone) else float(self.cost.min(axis=0).sum())
 
     @cached_property
