@@ -226,7 +226,28 @@ def infer(
         found = {v.name: typed for v in helpful if (typed := _typed(v))} | _asked(
             light, folder, opened
         )
-    return as_computed(light, found, lambda made: _asked(made, folder, opened))
+    found = as_computed(light, found, lambda made: _asked(made, folder, opened))
+    return found | _by_onnx(light, wanted - found.keys(), found)
+
+
+def _by_onnx(
+    light: onnx.ModelProto, missing: Collection[str], found: Mapping[str, Typed]
+) -> dict[str, Typed]:
+    """What ONNX infers of values that onnxruntime says nothing of: it follows sizes through Shape
+    and Concat to an Expand, which onnxruntime only does for small results, by computing them."""
+    if not missing:
+        return {}
+    given = onnx.ModelProto()
+    given.CopyFrom(light)
+    del given.graph.value_info[:], given.graph.output[:]
+    known = {value.name for value in given.graph.input}
+    given.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, dtype, shape)
+        for name, (dtype, shape) in found.items()
+        if name not in known
+    )
+    values = {value.name: _typed(value) for value in inferred(given).graph.value_info}
+    return {name: typed for name in missing if (typed := values.get(name))}
 
 
 def _drop_repeated_names(model: onnx.ModelProto) -> None:

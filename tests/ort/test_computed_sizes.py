@@ -45,3 +45,17 @@ def test_sizes_are_those_of_a_run(kind: str, attributes: str) -> None:
     graph = build_graph(made)
     assert graph.tensors["p"].shape == graph.tensors["y"].shape == wanted.shape
     np.testing.assert_array_equal(named_outputs(to_model(graph), x, None)["y"], wanted)
+
+
+def test_a_large_token_for_every_image_has_a_size() -> None:
+    """onnxruntime computes small ones as it reads the model; of large ones it says nothing."""
+    made = parse("""g (float[64, 196, 768] x) => (float[a, b, c] y) <int64[2] rest = {1, 768}> {
+        n = Shape<start = 0, end = 1>(x)
+        shape = Concat<axis = 0>(n, rest)
+        all = Expand(token, shape)
+        y = Concat<axis = 1>(all, x) }""")
+    token = onnx.numpy_helper.from_array(np.zeros((1, 1, 768), np.float32), "token")
+    made.graph.initializer.append(token)
+    graph = build_graph(made)
+    assert graph.tensors["all"].shape == (64, 1, 768)
+    assert graph.tensors["y"].shape == (64, 197, 768)
