@@ -110,11 +110,14 @@ class Ledger:
             self._lists[name].add(numbers)
         return begin, len(self)
 
-    def levels(self, stretches: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
+    def levels(
+        self, stretches: Sequence[tuple[int, int]], beside: int = 0
+    ) -> tuple[tuple[int, ...], int]:
         """The most bytes live while steps of each op of the whole graph run, and at all.
 
         Args:
             stretches: of steps, in the order in which they run.
+            beside: bytes that are there all the time.
 
         Raises:
             LackingError: one reads what none before it makes.
@@ -129,4 +132,4 @@ class Ledger:
         peak = self._compiled.replay(arrays, self._work, first, end, self._outputs, levels)
         if peak < 0:
             raise LackingError(next(n for n, at in self._number.items() if at == -1 - peak))
-        return tuple(levels.tolist()), int(peak)
+        return tuple((levels + beside).tolist()), int(peak) + beside

@@ -42,6 +42,7 @@ class Writer:
         copied: bytes that ops write which only copy, or are as quick as a copy.
         tiles: results that are not joined yet.
         views: Reshapes that are not among ops which are only simulated.
+        lists: integers that these and their like read, of ops which are only simulated.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Writer:
         self.tiles: dict[str, tuple[Stretch, ...]] = {}
         self.flat: dict[str, str] = {}  # of values in blocks, the same as it really lies
         self.views = 0
+        self.lists = set[tuple[int, ...]]()
         self.count = 0
 
     # What is read.
@@ -183,6 +185,7 @@ class Writer:
             views = {output, *tensors}.difference(self.flat)
             self.views += len(views)
             self.flat.update(dict.fromkeys(views, ""))
+            self.lists.update((self._flat(name, span), self.shape(name, span)))
         return not self.model
 
     def _flat(self, name: str, span: Span) -> tuple[int, int, int]:
@@ -217,6 +220,7 @@ class Writer:
     def constant(self, values: Sequence[int]) -> str:
         """A list of integers as a tensor; nothing where ops are only simulated."""
         if not self.model:
+            self.lists.add(tuple(values))
             return ""
         name = CONSTANT + "x".join(str(value) for value in values)
         return self._stored(name, np.asarray(values, np.int64), onnx.TensorProto.INT64)

@@ -151,7 +151,7 @@ def _read(graph: Graph, view: Mapping[int, int | None], op: Op) -> Iterator[str]
     """What an op reads, and the computed shapes of the views among that."""
     for name in op.reads:
         yield name
-        index = graph.producer.get(name)
+        index = graph.producer.get(name, -1)
         if index in view:
             yield from _read(graph, view, graph.ops[index])
 

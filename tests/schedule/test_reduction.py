@@ -164,7 +164,8 @@ def test_views_of_computed_shapes_share_what_they_show() -> None:
     graph, costs = shaped_as_it_runs(plain), analytic_costs(plain)
     reduced, before = reduce(graph, costs, 0), reduce(plain, costs, 0)
     made = [graph.ops[i].outputs[0] for i in reduced.index]
-    assert "b" not in made and "f" not in made
+    assert "b" not in made
+    assert "f" not in made
     use, wanted = (occupancy(r.problem, r.problem.store_all())[0] for r in (reduced, before))
     assert use[-len(wanted) :].tolist() == wanted.tolist()  # as where the shapes are known
     name = {op.outputs[0]: op.name for op in graph.ops}
