@@ -232,7 +232,7 @@ class Prices:
             for name in self.graph.outputs:
                 writer.whole(name)
         elif isinstance(item, Region):
-            write_region(writer, item, tag)
+            write_region(writer, item, tag, alike=not self.of.reach)
             self.written.add(item.key)
         else:
             write_whole(writer, item)
@@ -243,8 +243,19 @@ class Prices:
     def _digested(self, writer: Writer, given: Mapping[str, tuple[Stretch, ...]]) -> _Fragment:
         tiles = {name: writer.tiles.get(name, ()) for name in (*given, *writer.tiles)}
         names = self._by_bounds(writer, tiles)
-        steps = self._ledger.add([self._step(writer, op, names) for op in writer.ops])
+        steps = self._steps(writer, names)
         return _Fragment(steps, tiles, self._effort(writer), frozenset(writer.lists))
+
+    def _steps(self, writer: Writer, names: Mapping[str, str]) -> tuple[int, int]:
+        """Ops written down."""
+        ledger, begin, done = self._ledger, len(self._ledger), 0
+        for again in writer.again:
+            ledger.add([self._step(writer, op, names) for op in writer.ops[done : again.at]])
+            done, first = again.at, begin + again.ops.start + again.before
+            known = {names.get(a, a): names.get(b, b) for a, b in again.names.items() if a != b}
+            ledger.add_again(first, first + len(again.ops), known)
+        ledger.add([self._step(writer, op, names) for op in writer.ops[done:]])
+        return begin, len(ledger)
 
     def _by_bounds(self, writer: Writer, tiles: dict[str, tuple[Stretch, ...]]) -> dict[str, str]:
         """Names of the stretches that a fragment hands out, by value and bounds: so that what reads
@@ -286,8 +297,18 @@ class Prices:
         return Step(tuple(makes), reads, scratch, self.paper.place.get(of, -1))
 
     def _effort(self, writer: Writer) -> Effort:
-        seconds, calls, again = 0.0, float(writer.views), 0.0
-        for op in writer.ops:
+        found = Effort(0.0, float(writer.views), 0.0)
+        known: dict[range, Effort] = {}
+        for ops in (range(len(writer.ops)), *(again.ops for again in writer.again)):
+            if ops not in known:
+                known[ops] = self._effort_of(writer, writer.ops[ops.start : ops.stop])
+            found = found.more(*known[ops])
+        return found
+
+    def _effort_of(self, writer: Writer, ops: Sequence[Op]) -> Effort:
+        """Of some of the ops, Reshapes that are not among them aside."""
+        seconds, calls, again = 0.0, 0.0, 0.0
+        for op in ops:
             if op.name in writer.shares:
                 of, share = writer.shares[op.name]
                 seconds += self.of.seconds.get(of, 0.0) * share
@@ -297,9 +318,9 @@ class Prices:
             elif op.name not in writer.copied:  # or a Reshape between layouts
                 seconds += self.of.seconds.get(op.name, 0.0)
                 calls += op.name not in self.of.seconds
-        for size in writer.copied.values():
-            near, far = copy_effort(size, self.of.rate)
-            calls, again, seconds = calls + 1, again + near, seconds + far
+            if op.name in writer.copied:
+                near, far = copy_effort(writer.copied[op.name], self.of.rate)
+                calls, again, seconds = calls + 1, again + near, seconds + far
         return Effort(seconds, calls, again)
 
     def _whole_bytes(self, op: Op) -> int:
