@@ -121,6 +121,22 @@ def parse_budget(text: str | int) -> Budget:
         raise UsageError(f"budget '{text}' is {problem}", hint=f"write {BUDGET_FORMS}") from error
 
 
+def share_of(size: int, total: int, unit: str) -> str:
+    """A budget of at least so many bytes, as a share of three digits: ``0.457x``, ``45.683%``.
+
+    Args:
+        total: bytes that it is a share of; at least one.
+        unit: ``x`` or ``%``.
+    """
+    steps = 1000 if unit == "x" else 100_000
+    step = -(-steps * max(1, size) // total)
+    while True:
+        text = f"{step / 1000:.3f}{unit}"
+        if int(parse_budget(text).value * total) >= size:  # as it will be read, rounded or not
+            return text
+        step += 1
+
+
 def parse_budgets(text: str | int) -> dict[str, Budget]:
     """Budgets per device: ``2GiB`` gives ``{"": ...}``, ``cuda:0=6GiB,cpu=16GiB`` gives two.
 

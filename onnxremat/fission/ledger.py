@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ class _List:
         self.all: Numbers = np.zeros(FIRST, np.int64)
         self.count = 0
 
-    def add(self, numbers: Sequence[int]) -> None:
+    def add(self, numbers: Sequence[int] | Numbers) -> None:
         """More, at the end."""
         end = self.count + len(numbers)
         if end >= len(self.all):
@@ -76,6 +76,8 @@ class Ledger:
         self._compiled = replay
         self._places = places
         self._number: dict[str, int] = {}
+        self._values = 0  # that have a number
+        self._other: Numbers = np.arange(FIRST)  # itself for each number, between calls
         self._lists = {name: _List() for name in replay.Steps._fields}
         for name in self._lists:
             if name.endswith("_at"):
@@ -87,7 +89,11 @@ class Ledger:
         return self._lists["place"].count
 
     def _of(self, name: str) -> int:
-        return self._number.setdefault(name, len(self._number))
+        found = self._number.get(name)
+        if found is None:
+            found = self._number[name] = self._values
+            self._values += 1
+        return found
 
     def add(self, steps: Sequence[Step]) -> tuple[int, int]:
         """Write steps down; the first of them, and the one behind the last."""
@@ -110,23 +116,68 @@ class Ledger:
             self._lists[name].add(numbers)
         return begin, len(self)
 
-    def levels(self, stretches: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], int]:
+    def add_again(self, first: int, end: int, names: Mapping[str, str]) -> None:
+        """Write down once more what is written down from one step to another, for other values.
+
+        Args:
+            names: of values that other steps make or read to those in their places; what else the
+                steps make are values that no other step reads.
+        """
+        places = {name: each.all for name, each in self._lists.items()}
+        reads, makes = (slice(*places[f"{n}_at"][[first, end]]) for n in ("read", "make"))
+        takes = slice(*places["take_at"][[makes.start, makes.stop]])
+        named = [(self._of(old), self._of(new)) for old, new in names.items()]
+        made = places["make"][makes].copy()
+        fresh = np.arange(self._values, self._values + len(made))
+        self._values += len(made)
+        if self._values > len(self._other):
+            self._other = np.arange(2 * self._values)
+        other = self._other
+        other[made] = fresh
+        for old, new in named:
+            other[old] = new
+        shares = places["shares"][makes]
+        rows = {
+            "scratch": places["scratch"][first:end],
+            "place": places["place"][first:end],
+            "read": other[places["read"][reads]],
+            "make": other[made],
+            "size": places["size"][makes],
+            "shares": np.where(shares < 0, shares, other[shares]),
+            "take": other[places["take"][takes]],
+        }
+        spans = {"read": (first, end), "make": (first, end), "take": (makes.start, makes.stop)}
+        for name, (begin, last) in spans.items():
+            at, count = places[f"{name}_at"], self._lists[name].count
+            rows[f"{name}_at"] = at[begin + 1 : last + 1] - at[begin] + count
+        for name, numbers in rows.items():
+            self._lists[name].add(numbers)
+        other[made] = made
+        for old, _ in named:
+            other[old] = old
+
+    def levels(
+        self, stretches: Sequence[tuple[int, int]], beside: int = 0
+    ) -> tuple[tuple[int, ...], int]:
         """The most bytes live while steps of each op of the whole graph run, and at all.
 
         Args:
             stretches: of steps, in the order in which they run.
+            beside: bytes that are there all the time.
 
         Raises:
             LackingError: one reads what none before it makes.
         """
         spans = np.array(stretches, np.int64).reshape(-1, 2)
         first, end = np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
-        values, steps = len(self._number), int((end - first).sum())
+        values, steps = self._values, int((end - first).sum())
         if values > len(self._work.uses) or steps >= len(self._work.change):
             self._work = self._compiled.scratch_for(2 * values, 2 * steps)
         arrays = self._compiled.Steps(*(each.all for each in self._lists.values()))
         levels = np.zeros(self._places, np.int64)
         peak = self._compiled.replay(arrays, self._work, first, end, self._outputs, levels)
         if peak < 0:
-            raise LackingError(next(n for n, at in self._number.items() if at == -1 - peak))
-        return tuple(levels.tolist()), int(peak)
+            raise LackingError(
+                next((n for n, at in self._number.items() if at == -1 - peak), "a value")
+            )
+        return tuple((levels + beside).tolist()), int(peak) + beside

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxremat.fission.alike import FEWEST, Alike
 from onnxremat.fission.nodes import with_attributes
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import Rows, bounds_of
@@ -16,11 +17,12 @@ from onnxremat.graph.ir import Op
 from onnxremat.graph.spans import CannotSplitError, Piece, Span
 
 
-def write_region(writer: Writer, region: Region, tag: str) -> None:
+def write_region(writer: Writer, region: Region, tag: str, *, alike: bool = False) -> None:
     """All parts of a region, one after the other.
 
     Args:
         tag: in the names of what its parts make.
+        alike: ops are only simulated: parts that are like one before are noted as that one again.
 
     Raises:
         CannotSplitError: an op cannot be split so.
@@ -35,10 +37,15 @@ def write_region(writer: Writer, region: Region, tag: str) -> None:
         for name in region.sums
     }
     later = _later(parts, region.kept)
+    known = Alike(writer) if alike and len(parts) >= FEWEST else None
     for number, rows in enumerate(parts):
         asked = {name: spans[number] for name, spans in bounds.items() if spans[number].size}
         end = f"/{tag}p{number}"
-        _Part(writer, end, ops, rows, asked, later[number], held, totals, region.again).write()
+        part = Part(writer, end, ops, rows, asked, later[number], held, totals, region.again)
+        if known is None:
+            part.write()
+        else:
+            known.write(part)
 
 
 class _Sum:
@@ -76,7 +83,7 @@ class _Sum:
 
 
 @dataclass
-class _Part:
+class Part:
     """One part of a region, as it is written.
 
     Attributes:
@@ -101,6 +108,10 @@ class _Part:
     again: Mapping[str, int]
     have: dict[str, tuple[Stretch, ...]] = field(default_factory=dict)
     read: dict[tuple[str, Span | None], str] = field(default_factory=dict)
+
+    def first(self, name: str) -> int:
+        """The first row that is wanted of a value of the region."""
+        return self.rows.wanted[name].first
 
     def write(self) -> None:
         """Its ops; rows that later parts read again are taken out as soon as a value is used up."""

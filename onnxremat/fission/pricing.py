@@ -32,6 +32,7 @@ FAR = 5e9, 2e10  # bytes per second beyond, at least and at most
 COPIES = frozenset({"Concat", "Slice"})  # ops that neither share nor take over a buffer
 CONVOLUTIONS = frozenset({"Conv", "FusedConv"})
 WORKSPACE = 64 << 10  # bytes of scratch that a piece of these takes as the whole does
+INTEGER = 16  # bytes of a number that says where a part ends, and of the same found as it runs
 MOST_OPS = 6000  # of a graph in parts
 REMEMBERED = 400_000  # steps of fragments, beside those of the whole graph
 
@@ -48,6 +49,7 @@ class Whole:
         rate: bytes per second, read or written, of ops that are as quick as what they move.
         kernels: what each kernel costs beside its rows.
         again: large images may be made again, which takes time: for limits that no other way keeps.
+        more: bytes of its weights beyond those of the graph as it is.
     """
 
     graph: Graph
@@ -58,6 +60,7 @@ class Whole:
     rate: float = 0.0
     kernels: KernelCosts = field(default_factory=KernelCosts)
     again: bool = False
+    more: int = 0
 
 
 class Effort(NamedTuple):
@@ -88,10 +91,12 @@ class Priced:
 
     Attributes:
         levels: most bytes live while a piece of each op of the whole graph runs, copies for it
-            included.
-        peak: live bytes and scratch at the worst step.
+            included, and ``beside``.
+        peak: live bytes and scratch at the worst step, and ``beside``.
         seconds: estimated from those of whole ops.
         effort: what they are made of.
+        beside: bytes of constants beyond those of the graph as it is: weights, and integers that
+            say where parts begin and end, which are found anew as the graph runs.
     """
 
     regions: tuple[Region, ...]
@@ -99,6 +104,7 @@ class Priced:
     peak: int
     seconds: float
     effort: Effort
+    beside: int
 
 
 @dataclass(frozen=True)
@@ -108,11 +114,13 @@ class _Fragment:
     Attributes:
         steps: where they are written down.
         tiles: results that are there in parts then, and joined ones as nothing.
+        lists: integers that they read.
     """
 
     steps: tuple[int, int]
     tiles: Mapping[str, tuple[Stretch, ...]]
     effort: Effort
+    lists: frozenset[tuple[int, ...]]
 
 
 class Prices:
@@ -154,13 +162,16 @@ class Prices:
         if len(self._ledger) > self._most:
             self._begin()
         fragments = self._fragments(regions)
+        lists = frozenset[tuple[int, ...]]().union(*(each.lists for each in fragments))
+        zero = 2 if lists else 0  # and what it is made of
+        beside = self.of.more + INTEGER * (zero + sum(map(len, lists)))
         try:
-            levels, peak = self._ledger.levels([each.steps for each in fragments])
+            levels, peak = self._ledger.levels([each.steps for each in fragments], beside)
         except LackingError as error:
             raise CannotSplitError(f"{error} is not there whole") from None
         columns = zip(*[each.effort for each in fragments], strict=True)
         effort = Effort(*(sum(column) for column in columns))
-        return Priced(regions, levels, peak, effort.at(self.of.kernels), effort)
+        return Priced(regions, levels, peak, effort.at(self.of.kernels), effort, beside)
 
     def _fragments(self, regions: Sequence[Region]) -> list[_Fragment]:
         tiles: dict[str, tuple[Stretch, ...]] = {}
@@ -221,7 +232,7 @@ class Prices:
             for name in self.graph.outputs:
                 writer.whole(name)
         elif isinstance(item, Region):
-            write_region(writer, item, tag)
+            write_region(writer, item, tag, alike=not self.of.reach)
             self.written.add(item.key)
         else:
             write_whole(writer, item)
@@ -232,8 +243,19 @@ class Prices:
     def _digested(self, writer: Writer, given: Mapping[str, tuple[Stretch, ...]]) -> _Fragment:
         tiles = {name: writer.tiles.get(name, ()) for name in (*given, *writer.tiles)}
         names = self._by_bounds(writer, tiles)
-        steps = self._ledger.add([self._step(writer, op, names) for op in writer.ops])
-        return _Fragment(steps, tiles, self._effort(writer))
+        steps = self._steps(writer, names)
+        return _Fragment(steps, tiles, self._effort(writer), frozenset(writer.lists))
+
+    def _steps(self, writer: Writer, names: Mapping[str, str]) -> tuple[int, int]:
+        """Ops written down."""
+        ledger, begin, done = self._ledger, len(self._ledger), 0
+        for again in writer.again:
+            ledger.add([self._step(writer, op, names) for op in writer.ops[done : again.at]])
+            done, first = again.at, begin + again.ops.start + again.before
+            known = {names.get(a, a): names.get(b, b) for a, b in again.names.items() if a != b}
+            ledger.add_again(first, first + len(again.ops), known)
+        ledger.add([self._step(writer, op, names) for op in writer.ops[done:]])
+        return begin, len(ledger)
 
     def _by_bounds(self, writer: Writer, tiles: dict[str, tuple[Stretch, ...]]) -> dict[str, str]:
         """Names of the stretches that a fragment hands out, by value and bounds: so that what reads
@@ -275,8 +297,18 @@ class Prices:
         return Step(tuple(makes), reads, scratch, self.paper.place.get(of, -1))
 
     def _effort(self, writer: Writer) -> Effort:
-        seconds, calls, again = 0.0, float(writer.views), 0.0
-        for op in writer.ops:
+        found = Effort(0.0, float(writer.views), 0.0)
+        known: dict[range, Effort] = {}
+        for ops in (range(len(writer.ops)), *(again.ops for again in writer.again)):
+            if ops not in known:
+                known[ops] = self._effort_of(writer, writer.ops[ops.start : ops.stop])
+            found = found.more(*known[ops])
+        return found
+
+    def _effort_of(self, writer: Writer, ops: Sequence[Op]) -> Effort:
+        """Of some of the ops, Reshapes that are not among them aside."""
+        seconds, calls, again = 0.0, 0.0, 0.0
+        for op in ops:
             if op.name in writer.shares:
                 of, share = writer.shares[op.name]
                 seconds += self.of.seconds.get(of, 0.0) * share
@@ -286,9 +318,9 @@ class Prices:
             elif op.name not in writer.copied:  # or a Reshape between layouts
                 seconds += self.of.seconds.get(op.name, 0.0)
                 calls += op.name not in self.of.seconds
-        for size in writer.copied.values():
-            near, far = copy_effort(size, self.of.rate)
-            calls, again, seconds = calls + 1, again + near, seconds + far
+            if op.name in writer.copied:
+                near, far = copy_effort(writer.copied[op.name], self.of.rate)
+                calls, again, seconds = calls + 1, again + near, seconds + far
         return Effort(seconds, calls, again)
 
     def _whole_bytes(self, op: Op) -> int:

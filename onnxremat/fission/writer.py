@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections import ChainMap
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnx
@@ -26,6 +26,23 @@ BLANK = onnx.NodeProto()  # of ops that are only simulated
 Stretch: TypeAlias = tuple[str, Span]  # a tensor, and which rows of a value it holds
 
 
+class Again(NamedTuple):
+    """Ops that are there once more, under other names, where ops are only simulated.
+
+    Attributes:
+        at: so many ops are written before.
+        ops: places of the ops in the list of those that are written.
+        before: ops that were there again before these.
+        names: of tensors that others read or make to those in their places; what else the ops make
+            has names of its own.
+    """
+
+    at: int
+    ops: range
+    before: int
+    names: Mapping[str, str]
+
+
 class Writer:
     """A list of ops under way.
 
@@ -42,6 +59,8 @@ class Writer:
         copied: bytes that ops write which only copy, or are as quick as a copy.
         tiles: results that are not joined yet.
         views: Reshapes that are not among ops which are only simulated.
+        again: ops that are there once more, of ops which are only simulated.
+        lists: integers that these and their like read, of ops which are only simulated.
     """
 
     def __init__(
@@ -64,6 +83,8 @@ class Writer:
         self.tiles: dict[str, tuple[Stretch, ...]] = {}
         self.flat: dict[str, str] = {}  # of values in blocks, the same as it really lies
         self.views = 0
+        self.again: list[Again] = []
+        self.lists = set[tuple[int, ...]]()
         self.count = 0
 
     # What is read.
@@ -183,6 +204,7 @@ class Writer:
             views = {output, *tensors}.difference(self.flat)
             self.views += len(views)
             self.flat.update(dict.fromkeys(views, ""))
+            self.lists.update((self._flat(name, span), self.shape(name, span)))
         return not self.model
 
     def _flat(self, name: str, span: Span) -> tuple[int, int, int]:
@@ -217,6 +239,7 @@ class Writer:
     def constant(self, values: Sequence[int]) -> str:
         """A list of integers as a tensor; nothing where ops are only simulated."""
         if not self.model:
+            self.lists.add(tuple(values))
             return ""
         name = CONSTANT + "x".join(str(value) for value in values)
         return self._stored(name, np.asarray(values, np.int64), onnx.TensorProto.INT64)

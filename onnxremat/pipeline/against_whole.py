@@ -39,12 +39,19 @@ def against_whole(
     feeds: Feeds,
     folder: Path | None,
     wanted: Mapping[str, Any] | None,
+    original: Mapping[str, Any] | None = None,
 ) -> Difference:
     """How far what parts gave is from what the whole gives.
 
     Args:
         wanted: the latter, where it is known.
+        original: what the model as it came gives, where that is known. Where ``wanted`` is not and
+            parts agree with it, the whole is not run: it would take as long as the parts.
     """
+    if wanted is None and original is not None:
+        one = compare(found, original)
+        if one.ok:
+            return one
     if wanted is None:
         wanted = named_outputs(to_model(graph), feeds, folder, TUNED)
     return compare(found, wanted)

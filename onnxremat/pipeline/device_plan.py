@@ -75,7 +75,8 @@ def device_model(
         len(machine.devices), MOST, "devices to plan for", where=f"machine '{machine.name}'",
         hint="a machine file with fewer", kind=UsageError,
     )  # fmt: skip
-    reduced = reduce(graph, next(iter(tables.values())), 0)
+    # A device would have to be given the computed shapes of views that it shows.
+    reduced = reduce(graph, next(iter(tables.values())), 0, computed=False)
     ops = [graph.ops[i] for i in reduced.index]
     root = _roots(graph, reduced)
     cost, work = _costs(reduced, machine, tables)

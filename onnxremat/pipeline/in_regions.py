@@ -47,12 +47,15 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
     wide = _wide(graph)
     if wide is not graph:
         seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
-        found.append(replace(found[0], graph=wide, seconds=seconds))
+        more = wide.weight_bytes - graph.weight_bytes
+        found.append(replace(found[0], graph=wide, seconds=seconds, more=more))
     both = twice(wide)
     if both is not wide:
         last = found[-1]
         seconds, scratch = as_first(both, last.seconds), as_first(both, last.scratch)
-        found.append(replace(last, graph=both, seconds=seconds, scratch=scratch, again=True))
+        more = both.weight_bytes - graph.weight_bytes
+        made = replace(last, graph=both, seconds=seconds, scratch=scratch, again=True, more=more)
+        found.append(made)
     return found
 
 
@@ -67,12 +70,14 @@ def in_regions(
     feeds: Feeds | None,
     folder: Path | None,
     wanted: Mapping[str, Any] | None = None,
+    original: Mapping[str, Any] | None = None,
 ) -> Graph:
     """The graph with regions in parts, in the order in which parts are computed.
 
     Args:
         feeds: inputs on which both graphs must give the same.
         wanted: what the whole gives for them, where that is known.
+        original: what the model as it came gives, likewise.
 
     Raises:
         UsageError: nothing to run on, or the regions are not of this graph.
@@ -90,7 +95,7 @@ def in_regions(
         raise UnsupportedError(
             "the model does not run with regions in parts", why=why, hint=OFF
         ) from error
-    check_parts(found, graph, feeds, folder, wanted)
+    check_parts(found, graph, feeds, folder, wanted, original)
     return unforeseen(made, [name for name in made.tensors if name.startswith(CONSTANT)])
 
 
@@ -121,17 +126,19 @@ def check_parts(
     feeds: Feeds,
     folder: Path | None,
     wanted: Mapping[str, Any] | None,
+    original: Mapping[str, Any] | None = None,
 ) -> None:
     """Compare what parts gave with what the whole gives.
 
     Args:
         graph: the whole.
         wanted: what it gives, where that is known.
+        original: what the model as it came gives, likewise.
 
     Raises:
         UnsupportedError: something else.
     """
-    one = against_whole(found, graph, feeds, folder, wanted)
+    one = against_whole(found, graph, feeds, folder, wanted, original)
     if not one.ok:
         raise UnsupportedError(
             f"output '{one.output}' is another one with regions in parts",

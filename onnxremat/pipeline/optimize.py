@@ -253,12 +253,13 @@ def _in_one_session(
     try:
         return plan_within_budget(prepared, limit, request.options, log), written
     except NO_FIT as error:
-        takes = prepared.baseline_peak + prepared.beside.total
+        peak, beside = prepared.baseline_peak, prepared.beside.total
+        known = other = Refusal.of(error)
         if request.options.method.ladder and as_it_ran(prepared):
-            opened = OPENING * prepared.weights <= prepared.baseline_peak
-            known = Refusal.of(error)
-            if (other := known.or_original(takes, opened)) is not known:
-                raise other.error() from None
+            other = known.or_original(peak + beside, OPENING * prepared.weights <= peak)
+        other = other.in_unit(limit, peak, beside)
+        if other is not known:
+            raise other.error() from None
         raise
 
 

@@ -437,7 +437,8 @@ def for_planning(
     graph = base_order(graph, listed, settings.fixed_order, policy)
     if settings.fission:
         log("computing regions in parts")
-        graph = in_regions(graph, settings.fission, feeds, folder, outputs)
+        original = unsplit.baseline.outputs if unsplit.baseline else None
+        graph = in_regions(graph, settings.fission, feeds, folder, outputs, original)
     costs, measured = priced(graph, feeds, settings, unsplit, log, whole)
     if policy is not None and not policy.fixed and not settings.fission:
         # Only now it is known which order takes least, workspace included.

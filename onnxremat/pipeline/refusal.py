@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from onnxremat.device.host import memory_bytes
 from onnxremat.errors import InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.planner.solution import Solution, Status
-from onnxremat.units import format_bytes
+from onnxremat.units import Budget, format_bytes, share_of
 
 FOUND = "the smallest budget that a plan was found for"
 ORIGINAL = "what the original takes: it is written as it is then"
@@ -26,12 +27,12 @@ class Works:
     Attributes:
         size: its bytes.
         words: what is known of it.
-        share: it is asked for as all that the original takes, not in bytes.
+        asked: how it is asked for, "" in bytes.
     """
 
     size: int
     words: str
-    share: bool = False
+    asked: str = ""
 
     @classmethod
     def found(cls, size: int, how: str = "") -> Works:
@@ -43,8 +44,7 @@ class Works:
         return cls(size, f"{FOUND}, {how}" if how else FOUND)
 
     def __str__(self) -> str:
-        asked = "1.0x" if self.share else self.size
-        return f"--budget {asked} ({format_bytes(self.size)}, {self.words})"
+        return f"--budget {self.asked or self.size} ({format_bytes(self.size)}, {self.words})"
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,22 @@ class Refusal:
         """Another plan is known to do with less: that is what to try."""
         return replace(self, works=works, smallest=works.size, first="", more=())
 
+    def in_unit(self, budget: Budget, peak: int, beside: int) -> Refusal:
+        """With the budget that works asked for as a share of what the refused one was a share of.
+
+        Args:
+            peak: bytes of the original, weights and values.
+            beside: bytes beside those of the model as it is, which shares of them do not count.
+        """
+        works = self.works
+        if works is None or works.asked or budget.kind not in ("peak", "device"):
+            return self
+        if budget.kind == "device":
+            asked = share_of(works.size, memory_bytes(), "%")
+        else:
+            asked = share_of(works.size - beside, peak, "x")
+        return replace(self, works=replace(works, asked=asked))
+
     def or_original(self, takes: int, opens: bool) -> Refusal:
         """No budget beyond what the original takes is a hint: the original keeps that.
 
@@ -126,7 +142,7 @@ class Refusal:
         """
         if self.smallest is None or takes >= self.smallest:
             return self
-        works = self.works and Works(takes, ORIGINAL, share=not opens)
+        works = self.works and Works(takes, ORIGINAL, "" if opens else "1.0x")
         made = replace(self, works=works, smallest=takes if opens else self.smallest)
         if takes >= self.lower:
             return made

@@ -1,13 +1,18 @@
 """Graph to Problem, and a Solution's sequence back to a sequence of graph ops.
 
 The reduction contracts alias ops (Reshape and the like, which share their input's buffer) into
-the value they show: a reader of the view reads the value. ``Reduced.lift`` puts them back, each
-right before its first reader, again for every new copy of the value.
+the value they show: a reader of the view reads the value, and the shape of the view where that is
+computed. ``Reduced.lift`` puts them back, each right before its first reader, again for every new
+copy of the value.
+
+Computed shapes are there as long as a reader of their view is, in the problem; a run drops them
+once the view is shown. So that the problem never needs more than the run, they have no bytes in it:
+it may need a few less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,9 +61,9 @@ class Reduced:
             copy = 1 if source is None else runs.get(source, 0)
             if shown.get(index) == copy:
                 return
-            inner = made.get(ops[index].inputs[0])
-            if inner in self.view:
-                show(inner)
+            for name in ops[index].reads:
+                if made.get(name) in self.view:
+                    show(made[name])
             order.append(ops[index].name)
             shown[index] = copy
 
@@ -81,14 +86,18 @@ class Reduced:
         return [where[name] for name in names if name in where]
 
 
-def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> Reduced:
+def reduce(
+    graph: Graph, costs: CostTable, weight_bytes: int | None = None, *, computed: bool = True
+) -> Reduced:
     """The planner's problem for a graph in its listed order.
 
     Args:
         costs: seconds and scratch per op.
         weight_bytes: resident bytes of the weights; the initializers' own bytes when None.
+        computed: views whose shapes ops make are contracted, too. Elsewhere they are ops like any
+            other, which have bytes of their own while what they show is read again.
     """
-    view = _views(graph)
+    view = _views(graph, computed)
     index = tuple(i for i in range(len(graph.ops)) if i not in view)
     root = _roots(graph, view)
     values: dict[str, int] = {}
@@ -96,7 +105,7 @@ def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> R
     for i in index:
         op = graph.ops[i]
         writes.append([values.setdefault(name, len(values)) for name in op.writes])
-        found = [values[root[name]] for name in op.reads if root.get(name) in values]
+        found = [values[root[name]] for name in _read(graph, view, op) if root.get(name) in values]
         reads.append(list(dict.fromkeys(found)))
         inplace.append(_takeover(graph, op, root, values))
     names = list(values)
@@ -106,7 +115,8 @@ def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> R
     for contracted, source in view.items():
         if source is not None:
             seconds[step_of[source]] += costs.seconds.get(graph.ops[contracted].name, 0.0)
-    sizes = [graph.tensors[name].bytes for name in names]
+    shapes = {root[name] for i in view for name in graph.ops[i].reads[1:]}
+    sizes = [0 if name in shapes else graph.tensors[name].bytes for name in names]
     problem = OneDevice(
         cost=np.asarray(seconds, np.float64),
         work=np.asarray([costs.scratch.get(graph.ops[i].name, 0) for i in index], np.int64),
@@ -121,20 +131,29 @@ def reduce(graph: Graph, costs: CostTable, weight_bytes: int | None = None) -> R
     return Reduced(problem, graph, index, view)
 
 
-def _views(graph: Graph) -> dict[int, int | None]:
+def _views(graph: Graph, computed: bool) -> dict[int, int | None]:
     """Alias ops that can be contracted, with the op that makes the value they show."""
     made, outputs = graph.producer, set(graph.outputs)
     view: dict[int, int | None] = {}
     for index, op in enumerate(graph.ops):
         if not is_alias(op) or op.outputs[0] in outputs:
             continue
-        if any(name in made for name in op.inputs[1:] if name):
-            continue  # the new shape is computed: an op like any other
+        if not computed and any(name in made for name in op.inputs[1:] if name):
+            continue
         source = made.get(op.inputs[0])
         view[index] = view.get(source, source) if source is not None else None
         if source in view and view[source] is None:
             view[index] = None
     return view
+
+
+def _read(graph: Graph, view: Mapping[int, int | None], op: Op) -> Iterator[str]:
+    """What an op reads, and the computed shapes of the views among that."""
+    for name in op.reads:
+        yield name
+        index = graph.producer.get(name, -1)
+        if index in view:
+            yield from _read(graph, view, graph.ops[index])
 
 
 def _roots(graph: Graph, view: dict[int, int | None]) -> dict[str, str]:

@@ -43,3 +43,18 @@ def test_what_is_not_made_before_it_is_read_is_named() -> None:
     assert ledger.levels(stretches) == right  # nothing is left of it
     many = [ledger.add([Step((Made(f"v{i}", 1, "", ()),), (), 0, 0)]) for i in range(9000)]
     assert ledger.levels([*many, *stretches])[1] == 9011  # lists grow
+
+
+def test_steps_are_there_once_more_for_other_values() -> None:
+    ledger, written = Ledger(4, ["y"]), Ledger(4, ["y"])
+    steps = [ledger.add([MAKE]), ledger.add([SHOW, TAKE])]
+    begin = len(ledger)
+    ledger.add_again(*steps[1], {"a": "x", "c": "z"})  # and "b" is a value of its own
+    steps += [(begin, len(ledger)), ledger.add([LAST])]
+    first = Step((Made("x", 8, "", ()),), (), 0, 0)
+    show = Step((Made("other", 8, "x", ()),), ("x",), 0, 1)
+    take = Step((Made("z", 8, "", ("other",)),), ("other",), 3, 2)
+    other = [written.add(each) for each in ([MAKE], [SHOW, TAKE], [show, take], [LAST])]
+    for one, two in ((steps, ledger), (other, written)):
+        one.insert(2, two.add([first]))
+    assert ledger.levels(steps) == written.levels(other)

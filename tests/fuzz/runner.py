@@ -94,7 +94,7 @@ def _judged(code: int, said: str, new: set[str], allowed: tuple[int, ...] = ()) 
 
 def _contradicts(case: Case, code: int, said: str, work: Path) -> str:
     """What is wrong with the hint of a refusal: the budget that it gives has to work."""
-    hint = re.search(r"--budget (\d+|1\.0x) \(", said)
+    hint = re.search(r"--budget (\d+|[\d.]+[x%]) \(", said)
     if code not in (3, 4, 6) or hint is None or "-b" not in case.command:
         return ""
     budget = hint[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,14 @@ def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
     of_model(plan, tmp_path / "in.onnx")
     checks = api.verify(tmp_path / "in.onnx", _saved(again, tmp_path)).checks
     assert all(check.ok for check in checks if check.kind in (Kind.OUTPUTS, Kind.ORDER))
+
+
+def test_a_share_that_a_refusal_names_works() -> None:
+    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
+        _optimised("0.02x")
+    named = re.search(r"--budget (0\.\d+x) \(", refused.value.hint)
+    assert named is not None
+    assert _optimised(named[1]).facts()["peak_measured_bytes"] <= refused.value.smallest
 
 
 def _saved(result: api.OptimizeResult, folder: Path) -> Path:

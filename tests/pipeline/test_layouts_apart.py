@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -13,6 +15,7 @@ from onnxremat.fission.pricing import Prices
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import named_outputs
+from onnxremat.pipeline import against_whole
 from onnxremat.pipeline.in_regions import in_regions, wholes_of
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.schedule.simulate import simulate
@@ -67,6 +70,33 @@ def test_a_value_read_in_two_layouts_is_held_once(prepared: Prepared) -> None:
     made = in_regions(prepared.graph, found.regions, prepared.feeds, prepared.folder)
     live = simulate(made, scratch=way.scratch, weight_bytes=0).live_peak
     assert live <= found.peak + 512  # and bounds, which are found as it runs
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_whole_is_not_run_where_parts_give_what_the_original_does(
+    prepared: Prepared, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Chooser(wholes_of(prepared.graph, prepared.costs, prepared.folder)[-1]).within(IMAGE)
+    runs = []
+
+    def counted(*given: Any) -> dict[str, Any]:
+        runs.append(given)
+        return named_outputs(*given)
+
+    monkeypatch.setattr(against_whole, "named_outputs", counted)
+    assert prepared.baseline is not None
+    original = {n: each + (not known) for n, each in prepared.baseline.outputs.items()}
+    in_regions(prepared.graph, found.regions, prepared.feeds, prepared.folder, original=original)
+    assert len(runs) == 2 - known  # the parts, and the whole
+
+
+def test_constants_are_priced(prepared: Prepared) -> None:
+    """Weights of what is written out, and where parts begin and end."""
+    way = wholes_of(prepared.graph, prepared.costs, prepared.folder)[-1]
+    found = Chooser(way).within(int(1.6 * IMAGE))
+    made = in_regions(prepared.graph, found.regions, prepared.feeds, prepared.folder)
+    live = simulate(made, scratch=way.scratch, weight_bytes=0).live_peak
+    assert live + made.weight_bytes - prepared.graph.weight_bytes <= found.peak
 
 
 def test_a_shortcut_goes_where_its_value_dies(prepared: Prepared) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 import onnxremat
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
@@ -19,7 +21,7 @@ from onnxremat.schedule.plan import Plan
 from onnxremat.session import resident
 from onnxremat.session.process import SESSION, SLACK, Beside, beside, counted
 from onnxremat.session.resident import resident_rise
-from onnxremat.units import parse_budget
+from onnxremat.units import parse_budget, share_of
 from tests.limits import LONG
 from tests.toolbox import graph_of, parse
 
@@ -129,6 +131,25 @@ def test_no_hint_is_beyond_what_the_original_takes(opens: bool, named: str, smal
     assert told.hint == f"{first}, or {said}; {note}"
     assert told.smallest == smallest
     assert Refusal.of(known.error()).or_original(100, opens) is known
+
+
+def test_a_hint_is_in_the_unit_that_was_asked_for() -> None:
+    known = Refusal("no plan", "", proven=True, works=Works.found(100), smallest=100)
+    assert known.in_unit(parse_budget(70), 200, 10) is known
+    told = known.in_unit(parse_budget("0.3x"), 200, 10)
+    assert told.hint.startswith("--budget 0.450x (100 B, the smallest budget")
+    assert told.smallest == 100
+    share = known.in_unit(parse_budget("1%"), 200, 10)
+    assert "%" in share.hint
+    original = known.or_original(50, opens=False)
+    assert original.in_unit(parse_budget("0.3x"), 200, 10) is original
+
+
+@given(st.integers(1, 1 << 36), st.integers(1, 1 << 36), st.sampled_from("x%"))
+def test_a_share_holds_what_it_is_said_to_hold(size: int, total: int, unit: str) -> None:
+    assume(size <= 100 * total)
+    share = parse_budget(share_of(size, total, unit))
+    assert size <= share.resolve(device_bytes=total, peak_bytes=total) <= size + total // 900 + 1
 
 
 def test_no_bound_is_beyond_what_the_original_takes() -> None:

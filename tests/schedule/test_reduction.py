@@ -16,6 +16,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.graph.traits import is_alias
+from onnxremat.graph.unforeseen import ZERO, unforeseen
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.planner import seconds
 from onnxremat.planner.reduce import Reduced, reduce
@@ -136,6 +137,57 @@ def test_seconds_of_views_go_to_the_value_they_show() -> None:
     assert reduced.problem.ops == 3  # the Flatten is a graph output: a copy, no view
     assert reduced.problem.cost[0].tolist() == [1.0 + 2.0, 4.0, 8.0]
     assert seconds(reduced.problem, reduced.problem.store_all()) == costs.total
+
+
+def shaped_as_it_runs(plain: Graph) -> Graph:
+    """The graph with Reshapes for Flattens, to shapes that are computed."""
+    ops, tensors = [], dict(plain.tensors)
+    for op in plain.ops:
+        if op.op_type == "Flatten" and op.outputs[0] not in plain.outputs:
+            shape = tensors[op.outputs[0]].shape
+            to = f"to {shape}"
+            tensors[to] = Tensor(to, 7, (2,), 16, Role.WEIGHT)
+            inputs = (op.inputs[0], to)
+            node = onnx.helper.make_node("Reshape", list(inputs), list(op.outputs), op.name)
+            op = Op(op.name, "Reshape", "", inputs, op.outputs, (), node)
+        ops.append(op)
+    return unforeseen(plain.with_ops(ops, tensors), {n for n in tensors if n.startswith("to ")})
+
+
+def test_views_of_computed_shapes_share_what_they_show() -> None:
+    plain = graph_of(
+        """g (float[4, 16] x) => (float[4, 16] y) {
+        a = Sin(x)  b = Flatten<axis = 0>(a)  c = Cos(b)  d = Mul(b, c)  e = Sin(a)
+        f = Flatten<axis = 0>(e)  g = Mul(d, f)  h = Add(e, e)  i = Mul(g, f)  j = ReduceMax(i)
+        y = Add(h, j) }"""
+    )
+    graph, costs = shaped_as_it_runs(plain), analytic_costs(plain)
+    reduced, before = reduce(graph, costs, 0), reduce(plain, costs, 0)
+    made = [graph.ops[i].outputs[0] for i in reduced.index]
+    assert "b" not in made
+    assert "f" not in made
+    use, wanted = (occupancy(r.problem, r.problem.store_all())[0] for r in (reduced, before))
+    assert use[-len(wanted) :].tolist() == wanted.tolist()  # as where the shapes are known
+    name = {op.outputs[0]: op.name for op in graph.ops}
+    lifted = reduced.lift(reduced.problem.store_all())
+    assert lifted.index(name["b"]) + 1 == lifted.index(name["c"])
+    apart = reduce(graph, costs, computed=False)
+    assert {"b", "f"} < {graph.ops[i].outputs[0] for i in apart.index}
+
+
+@OFTEN
+@given(SEEDS, SEEDS, st.booleans())
+def test_computed_shapes_of_random_graphs(dag: int, which: int, fixed_order: bool) -> None:
+    """A sequence takes what the problem says, and at most the bytes of all shapes beside."""
+    plain = without_dead_ops(build_graph(random_dag(dag)))
+    graph = shaped_as_it_runs(plain)
+    costs = random_costs(graph, which)
+    reduced = reduce(graph, costs)
+    shapes = sum(t.bytes for n, t in graph.tensors.items() if n.startswith(f"{ZERO}/"))
+    sequence = random_sequence(reduced.problem, which, fixed_order=fixed_order)
+    for each in (reduced.problem.store_all(), without_second_outputs(reduced, sequence)):
+        paper = simulate(read_at_once(expand(graph, reduced.lift(each))), scratch=costs.scratch)
+        assert 0 <= paper.peak - occupancy(reduced.problem, each)[0].max() <= shapes
 
 
 def test_weights_are_what_is_told() -> None:
