@@ -227,16 +227,26 @@ def infer(
             light, folder, opened
         )
     found = as_computed(light, found, lambda made: _asked(made, folder, opened))
-    return found | _by_onnx(light, wanted - found.keys(), found)
+    expanded = _expanded(light, wanted - found.keys(), found)
+    if expanded:
+        light.graph.value_info.extend(expanded)
+        found |= {v.name: typed for v in expanded if (typed := _typed(v))}
+        found = as_computed(
+            light, _asked(light, folder, opened) | found,
+            lambda made: _asked(made, folder, opened),
+        )  # fmt: skip
+    return found
 
 
-def _by_onnx(
+def _expanded(
     light: onnx.ModelProto, missing: Collection[str], found: Mapping[str, Typed]
-) -> dict[str, Typed]:
-    """What ONNX infers of values that onnxruntime says nothing of: it follows sizes through Shape
-    and Concat to an Expand, which onnxruntime only does for small results, by computing them."""
-    if not missing:
-        return {}
+) -> list[onnx.ValueInfoProto]:
+    """Results of Expand that onnxruntime says nothing of, as ONNX infers them: it follows sizes
+    through Shape and Concat, which onnxruntime only does for small results, by computing them. Of
+    other ops ONNX does not always know what onnxruntime makes (Resize)."""
+    made = {node.output[0] for node in light.graph.node if node.op_type == "Expand"}
+    if not made & set(missing):
+        return []
     given = onnx.ModelProto()
     given.CopyFrom(light)
     del given.graph.value_info[:], given.graph.output[:]
@@ -246,8 +256,8 @@ def _by_onnx(
         for name, (dtype, shape) in found.items()
         if name not in known
     )
-    values = {value.name: _typed(value) for value in inferred(given).graph.value_info}
-    return {name: typed for name in missing if (typed := values.get(name))}
+    values = inferred(given).graph.value_info
+    return [v for v in values if v.name in made and v.name in missing and _typed(v)]
 
 
 def _drop_repeated_names(model: onnx.ModelProto) -> None:
