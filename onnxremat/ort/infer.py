@@ -219,23 +219,27 @@ def infer(
     del light.graph.output[:]
     for name in sorted(wanted):
         light.graph.output.add(name=name)
-    found = _asked(light, folder, opened)
+
+    def asked(made: onnx.ModelProto) -> dict[str, Typed]:
+        return _asked(made, folder, opened)
+
+    found = asked(light)
     helpful = [v for name, v in stated.items() if name in wanted and name not in found]
     if helpful:
-        light.graph.value_info.extend(helpful)
-        found = {v.name: typed for v in helpful if (typed := _typed(v))} | _asked(
-            light, folder, opened
-        )
-    found = as_computed(light, found, lambda made: _asked(made, folder, opened))
+        told = _told(light, helpful)
+        found = told | asked(light)
+    found = as_computed(light, found, asked)
     expanded = _expanded(light, wanted - found.keys(), found)
     if expanded:
-        light.graph.value_info.extend(expanded)
-        found |= {v.name: typed for v in expanded if (typed := _typed(v))}
-        found = as_computed(
-            light, _asked(light, folder, opened) | found,
-            lambda made: _asked(made, folder, opened),
-        )  # fmt: skip
+        told = _told(light, expanded)
+        found = as_computed(light, asked(light) | found | told, asked)
     return found
+
+
+def _told(light: onnx.ModelProto, values: Sequence[onnx.ValueInfoProto]) -> dict[str, Typed]:
+    """Types and shapes that are written into a model, for inference to go on from."""
+    light.graph.value_info.extend(values)
+    return {value.name: typed for value in values if (typed := _typed(value))}
 
 
 def _expanded(

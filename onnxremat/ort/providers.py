@@ -221,11 +221,19 @@ def open_with(
             return ort.InferenceSession(source, made)
         named = _named_options(device.provider, device.index, dict(device.options))
         order = [(device.provider, named)] if device.provider != CPU else []
-        # onnxruntime warns of a built-in provider with an index that no plugin has it.
-        with _silent() if device.provider == CUDA else contextlib.nullcontext():
-            return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
+        return _built_in(source, made, order)
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise refused(source, error) from error
+
+
+def _built_in(source: Any, made: Any, order: Sequence[tuple[str, dict[str, str]]]) -> Any:
+    """A session over built-in providers, the processor being the last."""
+    import onnxruntime as ort
+
+    # onnxruntime warns of one with an index that no plugin has it.
+    warns = any(provider == CUDA for provider, _ in order)
+    with _silent() if warns else contextlib.nullcontext():
+        return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
 
 
 def open_annotated(
@@ -237,7 +245,6 @@ def open_annotated(
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-    import onnxruntime as ort
 
     made = session_options(TUNED)
     made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -250,7 +257,7 @@ def open_annotated(
     ]
     source = model_source(model, made, folder)
     try:
-        return ort.InferenceSession(source, made, providers=[*order, (CPU, {})])
+        return _built_in(source, made, order)
     except Exception as error:  # onnxruntime raises a dozen unrelated types
         raise refused(source, error) from error
 

@@ -27,6 +27,7 @@ from onnxremat.ort.profile import profile
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
+from onnxremat.rewrite.partition import Copy
 
 GPU = Device("cuda:0", PROVIDERS["cuda"])
 
@@ -149,7 +150,8 @@ def test_a_gpu_alone_holds_state_and_gets_inputs_first() -> None:
     )
     parts, graph = made.deployment.parts, made.prepared.graph
     assert {part.device for part in parts.partitions} == {"cuda:0"}
-    copies = [action.value for action in parts.actions[: len(graph.inputs)] if is_copy(action)]
+    first = parts.actions[: len(graph.inputs)]
+    copies = [action.value for action in first if isinstance(action, Copy)]
     state = {old for old, _ in parts.pairs}
     assert state
     assert not state & set(copies)
@@ -168,7 +170,3 @@ def test_what_counts_sizes_belongs_to_the_session_of_a_gpu() -> None:
     small = SimpleNamespace(tensors=tensors)
     assert providers.beside_gpu(small, number, GPU)
     assert providers.beside_gpu(small, size, GPU)
-
-
-def is_copy(action: Any) -> bool:
-    return type(action).__name__ == "Copy"
