@@ -31,12 +31,12 @@ from onnxremat.pipeline.over_devices import OverDevices
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Refusal
-from onnxremat.pipeline.several_devices import SeveralDevices
+from onnxremat.pipeline.several_devices import SeveralDevices, bounded
 from onnxremat.planner.bounds import quick_makespan_bound
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.schedule import Schedule
-from onnxremat.planner.solution import Certificate, Solution, Status
+from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
 
 Costs = Callable[[Prepared], Mapping[str, CostTable]]
 During = Callable[[], AbstractContextManager[object]]
@@ -104,9 +104,9 @@ def quickest(target: SeveralDevices, trials: Trials) -> Candidate:
     trials = replace(trials, options=trials.options.begun())
     several = sum(device.computes for device in target.site.machine.devices) > 1
     alone = several and not trials.options.method.formulation
-    singles = _singles(target, trials) if alone else []
+    singles, start = _singles(target, trials) if alone else ([], None)
     try:
-        best = whole_or_in_parts(target, trials, _start(target, singles))
+        best = whole_or_in_parts(target, trials, start)
     except (NoPlanError, OverBudgetError):  # sessions of partitions take room of their own
         if not singles:
             raise
@@ -195,7 +195,10 @@ def never_slower(
         return best
     if target.feeds is None:
         quicker = [one for one in singles if one.artifact.seconds <= best.artifact.seconds]
-        return _foretold(_judged(target, quicker[0], best), best) if quicker else best
+        if not quicker:
+            return best
+        took = quicker[0].artifact.seconds, best.artifact.seconds
+        return _instead(_judged(target, quicker[0], best), best, "predicted", took)
     near = [one for one in singles if one.artifact.seconds <= WORTH * best.artifact.seconds]
     ways = [best, *near]
     if not near:
@@ -208,38 +211,50 @@ def never_slower(
     if least.ratio > 1:
         return best
     alone = trials.run(target, _judged(target, ways[int(least.name)], best))
-    name, count = _over(alone).devices[0], len(_over(best).devices)
-    took = f"{least.seconds * 1e3:.3g} ms, {times[0].seconds * 1e3:.3g} ms over {count} devices"
-    return alone.noted(
-        f"'{name}' alone keeps its budget and is no slower, measured: {took}; it is written"
+    return _instead(alone, best, "measured", (least.seconds, times[0].seconds))
+
+
+def _instead(
+    single: Candidate, best: Candidate, how: str, seconds: tuple[float, float]
+) -> Candidate:
+    """The plan of one device, with the seconds of both that are the reason."""
+    alone, several = (each * 1e3 for each in seconds)
+    return single.noted(
+        f"'{_name(single)}' alone keeps its budget and is no slower, {how}: {alone:.3g} ms, "
+        f"{several:.3g} ms over {len(_over(best).devices)} devices; it is written"
     )
 
 
-def _singles(target: SeveralDevices, trials: Trials) -> list[Candidate]:
-    """Plans of everything on one device that keep their limits, the quickest first; of devices
-    that are not many times slower than the quickest."""
+def _able(target: SeveralDevices) -> dict[str, float]:
+    """Devices that can run all ops, and the seconds that these take there."""
     ops = {op.name for op in target.prepared.graph.ops}
+    return {
+        name: table.total for name, table in target.tables.items() if ops <= table.seconds.keys()
+    }
+
+
+def _singles(target: SeveralDevices, trials: Trials) -> tuple[list[Candidate], Schedule | None]:
+    """Plans of everything on one device that keep their limits, the quickest first; of devices
+    that are not many times slower than the quickest. And the first of them as a schedule of all
+    devices, where state lies as it does there."""
     pins = {device for _, device in target.site.pins}
-    able = {name: table.total for name, table in target.tables.items()
-            if ops <= table.seconds.keys() and pins <= {name}}  # fmt: skip
+    able = {name: took for name, took in _able(target).items() if pins <= {name}}
     near = [name for name, took in able.items() if took <= SLOW * min(able.values())]
     others = [name for name, table in target.tables.items() if table.seconds and name not in near]
     # What is far quicker than all others computes most of the best plan, too.
     share = FAR if len(near) == 1 and others else ALONE
-    found = list[Candidate]()
+    found = list[tuple[Candidate, SeveralDevices]]()
     for count, name in enumerate(near):
-        options = trials.options.within(share / (len(near) - count))
-        made = _another(target.alone(name), options)
-        found += [made] if made is not None else []
-    return sorted(found, key=lambda one: one.artifact.seconds)
-
-
-def _start(target: SeveralDevices, singles: list[Candidate]) -> Schedule | None:
-    """The quickest plan of one device as one of all, where state lies as it does there."""
-    if not singles or target.model.names != target.alone(_name(singles[0])).model.names:
-        return None
-    solution = _over(singles[0]).solution
-    return solution.schedule if solution is not None else None
+        alone = target.alone(name)
+        made = _another(alone, trials.options.within(share / (len(near) - count)))
+        found += [(made, alone)] if made is not None else []
+    if not found:
+        return [], None
+    found.sort(key=lambda each: each[0].artifact.seconds)
+    first, alone = found[0]
+    solution = _over(first).solution
+    same = solution is not None and alone.model.names == target.model.names
+    return [made for made, _ in found], solution.schedule if solution and same else None
 
 
 def _name(single: Candidate) -> str:
@@ -249,20 +264,15 @@ def _name(single: Candidate) -> str:
 def _judged(target: SeveralDevices, single: Candidate, best: Candidate | None) -> Candidate:
     """A plan of one device with what is proven of the plans over all: its own proof holds for
     those of that device alone."""
-    artifact = _over(single)
+    artifact, problem = _over(single), target.model.problem
     own, joint = artifact.solution, _over(best).solution if best is not None else None
     assert own is not None
-    if joint is not None:
-        proof, least = joint.certificate, joint.makespan_bound
-    else:
-        least, why = quick_makespan_bound(target.model.problem)
+    if joint is None:
+        least, why = quick_makespan_bound(problem)
         proof = Certificate(least, why, any_order=True)
-    found = replace(own, objective=target.site.objective)
-    found = replace(
-        found, certificate=replace(proof, bound=min(proof.bound, found.value)),
-        makespan_bound=min(least, found.makespan),
-    )  # fmt: skip
-    found = replace(found, status=Status.OPTIMAL if found.gap <= target.gap else Status.FEASIBLE)
+        joint = replace(unsolved(Status.UNKNOWN, proof), makespan_bound=least)
+    own = replace(own, objective=target.site.objective)
+    found = bounded(problem, own, joint, target.gap)
     about, kept = provenance_of(found), artifact.plan.provenance
     told = artifact.told(
         status=about.status, bound=about.bound, bound_kind=about.bound_kind, staged=about.staged,
@@ -276,14 +286,6 @@ def _one_that_fits(target: SeveralDevices, singles: list[Candidate], trials: Tri
     return trials.run(target, _judged(target, singles[0], None)).noted(
         f"'{_name(singles[0])}' alone keeps its budget; of the plans over several devices "
         "that were found none does, carried out"
-    )
-
-
-def _foretold(single: Candidate, best: Candidate) -> Candidate:
-    alone, several = single.artifact.seconds * 1e3, best.artifact.seconds * 1e3
-    return single.noted(
-        f"'{_name(single)}' alone keeps its budget and is no slower, as predicted: {alone:.3g} ms, "
-        f"{several:.3g} ms over {len(_over(best).devices)} devices; it is written"
     )
 
 
@@ -307,9 +309,7 @@ def in_parts(target: SeveralDevices, trials: Trials) -> SeveralDevices | None:
     fixed = target.site.pins or trials.options.method.formulation
     if whole or fixed or target.site.objective != "makespan" or target.feeds is None:
         return None
-    ops = {op.name for op in prepared.graph.ops}
-    able = [table.total for table in target.tables.values() if ops <= table.seconds.keys()]
-    rows = shares(prepared.batch, able)
+    rows = shares(prepared.batch, list(_able(target).values()))
     if len(rows) < 2:
         return None
     try:

@@ -190,14 +190,24 @@ def proven(problem: Problem, solution: Solution, first: Solution, gap: float) ->
     """The solution with what is proven of the whole budgets: a later round had smaller ones."""
     if solution is first or first.schedule is None or solution.schedule is None:
         return solution
-    proof = first.certificate
-    if not proof.any_order and first.schedule.first_runs != solution.schedule.first_runs:
+    return replace(
+        bounded(problem, solution, first, gap),
+        plan_seconds=first.plan_seconds + solution.plan_seconds,
+        notes=(*first.notes, "carried out, that plan took more than a budget: planned for less"),
+    )
+
+
+def bounded(problem: Problem, solution: Solution, other: Solution, gap: float) -> Solution:
+    """A solution that has a schedule, with what another one proves of it. A proof for one order of
+    first runs says nothing of another."""
+    proof, theirs = other.certificate, other.schedule
+    assert solution.schedule is not None
+    same = theirs is not None and theirs.first_runs == solution.schedule.first_runs
+    if not proof.any_order and not same:
         proof = Certificate(problem.least_seconds, "least run", True)
     found = replace(
         solution,
         certificate=replace(proof, bound=min(proof.bound, solution.value)),
-        makespan_bound=min(first.makespan_bound, solution.makespan),
-        plan_seconds=first.plan_seconds + solution.plan_seconds,
-        notes=(*first.notes, "carried out, that plan took more than a budget: planned for less"),
+        makespan_bound=min(other.makespan_bound, solution.makespan),
     )
     return replace(found, status=Status.OPTIMAL if found.gap <= gap else Status.FEASIBLE)

@@ -157,7 +157,7 @@ def test_the_plan_that_is_quickest_in_its_trial_is_taken(
         return found
 
     monkeypatch.setattr(device_ways, "tried", slow_second)
-    monkeypatch.setattr(device_ways, "_singles", lambda *_: [])
+    monkeypatch.setattr(device_ways, "_singles", lambda *_: ([], None))
     monkeypatch.setattr(device_ways, "never_slower", lambda target, best, *_: best)
     machine = processors(2)
     entered = 0

@@ -148,7 +148,7 @@ def test_a_device_that_does_not_keep_its_budget_is_no_match(
 ) -> None:
     monkeypatch.setattr(device_ways, "bench", with_ratio(0.5))
     monkeypatch.setattr(device_ways, "tried", lambda made, *_, **__: made)
-    monkeypatch.setattr(device_ways, "_singles", lambda *_: [])
+    monkeypatch.setattr(device_ways, "_singles", lambda *_: ([], None))
     result = optimized(branches, processors(2), "4x", BEST, objective="makespan")
     assert len({part.device for part in result.deployment.parts.partitions}) == 2
 
@@ -174,7 +174,7 @@ def test_the_numbers_of_devices_are_made_once_for_every_table_of_costs(
     made, reductions = [], []
     real, reduce = several_devices.device_model, device_plan.reduce
     monkeypatch.setattr(device_ways, "tried", lambda made, *_, **__: made)
-    monkeypatch.setattr(device_ways, "_singles", lambda *_: [])
+    monkeypatch.setattr(device_ways, "_singles", lambda *_: ([], None))
     monkeypatch.setattr(device_ways, "never_slower", lambda target, best, *_: best)
     monkeypatch.setattr(
         several_devices, "device_model", lambda *a, **k: made.append(1) or real(*a, **k)
