@@ -34,6 +34,7 @@ from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
+from onnxremat.session.process import updates_words
 from onnxremat.units import Budget, one_budget
 
 THROUGHPUT = "throughput"
@@ -257,10 +258,16 @@ def _in_one_session(
         known = other = Refusal.of(error)
         if request.options.method.ladder and as_it_ran(prepared):
             other = known.or_original(peak + beside, OPENING * prepared.weights <= peak)
-        other = other.in_unit(limit, peak, beside)
+        other = other.in_unit(limit, peak, beside).also(_for_a_trainer(prepared))
         if other is not known:
             raise other.error() from None
         raise
+
+
+def _for_a_trainer(prepared: Prepared) -> str:
+    """What to try where a trainer runs the step."""
+    state = prepared.everything_in(prepared.graph).state
+    return updates_words(state, prepared.baseline_peak, prepared.settings.not_counted)
 
 
 def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) -> Candidate:

@@ -133,6 +133,10 @@ class Refusal:
             asked = share_of(works.size - beside, peak, "x")
         return replace(self, works=replace(works, asked=asked))
 
+    def also(self, hint: str) -> Refusal:
+        """With one more thing to try, "" for none."""
+        return replace(self, more=(*self.more, hint)) if hint else self
+
     def or_original(self, takes: int, opens: bool) -> Refusal:
         """No budget beyond what the original takes is a hint: the original keeps that.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnxremat.session.process import counted
+from onnxremat.session.process import counted, updates_words
 from onnxremat.units import format_bytes, format_seconds
 
 Facts = Mapping[str, Any]
@@ -216,6 +216,7 @@ def statements(facts: Facts) -> list[tuple[str, str]]:
         ("arena", _arena_words(facts)),
         ("weights", size(facts.get("weight_bytes"))),
         ("beside these", beside_words(facts)),
+        ("updates", _updates_words(facts)),
         ("outputs", _output_words(facts)),
         ("order", _order_words(facts)),
     ]
@@ -237,6 +238,11 @@ def beside_words(facts: Facts) -> str:
         return ""
     left, words = facts.get("not_counted"), counted(facts).words
     return words + (f"{', ' if words else ''}not counted: {', '.join(left)}" if left else "")
+
+
+def _updates_words(facts: Facts) -> str:
+    state, peak = facts.get("state_bytes"), facts.get("peak_predicted_bytes")
+    return updates_words(state or 0, peak, facts.get("not_counted") or ()) if peak else ""
 
 
 def _seconds(count: float | None) -> str:

@@ -25,6 +25,7 @@ PARTS = ("inputs", "state", "session")
 # Not beside weights and values but among them: new values of parameters and state, which a trainer
 # writes over the old ones, so that they take no bytes.
 UPDATES = "updates"
+OVER = "a Trainer writes them over the old ones, and --not-counted updates plans for that"
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,18 @@ def further_bytes(graph: Graph | None = None) -> int:
     if graph is None:
         return FURTHER
     return FURTHER + graph_bytes(graph) + KEPT * len(graph.ops) + places_bytes(graph)
+
+
+def updates_words(state: int, peak: int, not_counted: Iterable[str]) -> str:
+    """What a plan for a trainer would do without, where that is a tenth of the peak or more.
+
+    Args:
+        state: bytes of parameters and state, and so of their new values.
+        peak: bytes of weights and values, the new ones among them.
+    """
+    if UPDATES in not_counted or not state or 10 * state < peak:
+        return ""
+    return f"{format_bytes(state)} of the values are new parameters and state: {OVER}"
 
 
 def counted(facts: Mapping[str, Any]) -> Beside:

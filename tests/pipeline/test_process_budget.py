@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import models
 import onnxremat
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
 from onnxremat.ort.session import TUNED
@@ -216,3 +218,15 @@ def test_a_system_without_limits_says_so(
     assert resident.NO_LIMIT in check.text
     assert not _in_limit(resident.Rise(None, None, "no word"), 7).ok
     assert not _in_limit(resident.Rise(5, False, "no memory"), 7).ok
+
+
+def test_a_refused_step_says_what_a_trainer_does_without(warm: None) -> None:
+    train = onnxremat.Training(optimizer="adamw")
+    asked = onnxremat.Settings(threads=1, train=train, measure=False)
+    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
+        onnxremat.optimize(models.build("mlp"), budget="0.01x", settings=asked)
+    assert "old ones, and --not-counted updates plans for that" in refused.value.hint
+    asked = dataclasses.replace(asked, not_counted=("updates",))
+    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
+        onnxremat.optimize(models.build("mlp"), budget="0.01x", settings=asked)
+    assert "--not-counted" not in refused.value.hint

@@ -125,6 +125,13 @@ def test_before_after_states_the_rest() -> None:
     assert beside in line(text, "beside these")
     left = as_text(before_after(FACTS | {"not_counted": ["inputs"]}), width=200)
     assert line(left, "beside these").endswith("structures, not counted: inputs")
+    assert "updates" not in text  # 2 of 99 MiB
+    large = FACTS | {"state_bytes": 20 << 20}
+    words = line(as_text(before_after(large), width=200), "updates")
+    assert words.strip().startswith(
+        "20.0 MiB of the values are new parameters and state: a Trainer"
+    )
+    assert "updates  " not in as_text(before_after(large | {"not_counted": ["updates"]}), width=200)
     assert "bit-equal to the graph that stores everything, within 2.5e-06" in line(text, "outputs")
     assert "as planned, NOT as planned under default options" in line(text, "order")
 
