@@ -13,6 +13,7 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import NO_FIT, UsageError
 from onnxremat.graph.onnx_io import missing_file
 from onnxremat.limits import SAMPLES, at_least, check
+from onnxremat.ort.offline import HOST, weight_bytes
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
@@ -35,7 +36,7 @@ from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
 from onnxremat.session.process import updates_words
-from onnxremat.units import Budget, one_budget
+from onnxremat.units import Budget, format_bytes, one_budget
 
 THROUGHPUT = "throughput"
 HALF = 0.5  # of the time, for a share of all of the original as it was asked for
@@ -259,6 +260,7 @@ def _in_one_session(
         if request.options.method.ladder and as_it_ran(prepared):
             other = known.or_original(peak + beside, OPENING * prepared.weights <= peak)
         other = other.in_unit(limit, peak, beside).also(_for_a_trainer(prepared))
+        other = other.also(_for_no_processor(prepared))
         if other is not known:
             raise other.error() from None
         raise
@@ -268,6 +270,17 @@ def _for_a_trainer(prepared: Prepared) -> str:
     """What to try where a trainer runs the step."""
     state = prepared.everything_in(prepared.graph).state
     return updates_words(state, prepared.baseline_peak, prepared.settings.not_counted)
+
+
+def _for_no_processor(prepared: Prepared) -> str:
+    """What to try where constants are laid out anew for this processor as the model is opened."""
+    more = prepared.weights - weight_bytes(prepared.original)
+    if prepared.settings.target != HOST or 10 * more < prepared.baseline_peak:
+        return ""
+    return (
+        f"--target portable, where {format_bytes(more)} of constants that this processor's graph "
+        "holds all along are made as they are needed"
+    )
 
 
 def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) -> Candidate:
