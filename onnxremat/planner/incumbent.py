@@ -64,6 +64,7 @@ class Incumbent:
         progress, stop: the caller's hooks.
         fixed_order: first runs must keep the base order.
         order: order of first runs for which ``ordered`` bounds hold.
+        tied: bounds are proven of that alone, while others may be taken (``other_orders``).
         kept, moved: the best schedule in that order, and in any other.
         free, ordered: bounds of the sum of all steps for every order, and for ``order``.
         span: bound of the makespan, for every order.
@@ -78,6 +79,7 @@ class Incumbent:
     stop: Stop | None = None
     fixed_order: bool = False
     order: tuple[int, ...] = ()
+    tied: bool = False
     kept: Found | None = None
     moved: Found | None = None
     trace: list[tuple[float, float, float]] = field(default_factory=list)
@@ -128,8 +130,19 @@ class Incumbent:
         return self.left <= 0 or (self.stop is not None and self.stop())
 
     def over(self) -> bool:
-        """True when there is nothing left to do, or no time."""
-        return self.closed or self.stopped()
+        """True when there is nothing left to do in this order, or no time."""
+        return self.closed or self.beaten or self.stopped()
+
+    @property
+    def elsewhere(self) -> bool:
+        """The best schedule has another order than the one that bounds are proven of."""
+        return self.tied and self.best is not self.kept
+
+    @property
+    def beaten(self) -> bool:
+        """Nothing in that order can be as quick as what was found in another."""
+        moved = self.moved
+        return self.tied and moved is not None and moved.time < self.ordered.seconds
 
     @property
     def best(self) -> Found | None:
@@ -239,7 +252,7 @@ class Incumbent:
             if tuple(order) == self.order:
                 return
             known = [found for found in (self.kept, self.moved) if found is not None]
-            self.order, self.kept, self.moved = tuple(order), None, None
+            self.order, self.kept, self.moved, self.tied = tuple(order), None, None, False
             self.ordered = Bound(self.problem.least_seconds, self.free.kind)
             for found in sorted(known, key=self._rank):
                 if found.schedule.first_runs == self.order:

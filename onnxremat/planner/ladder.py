@@ -8,7 +8,9 @@
 3. greedy insertion of recomputations and copies with polish (compiled);
 4. lazy cuts one at a time, each repaired by moving copies, by smaller budgets and by the search,
    annealing between or beside;
-5. annealing with what time is left.
+5. annealing with what time is left;
+6. where cuts prove something of one order of first runs alone, and a quicker schedule has another:
+   lazy cuts in that order, as long as annealing finds one.
 """
 
 from __future__ import annotations
@@ -168,6 +170,7 @@ def _climb(
     begin = incumbent.clock.now()
     search.warm_up(incumbent.problem.devices)
     incumbent.begin += incumbent.clock.now() - begin  # compiling is no part of planning
+    from onnxremat.planner.other_orders import in_other_orders
     from onnxremat.planner.portfolio import Portfolio
 
     climbs = [Portfolio.of(incumbent, order, options) for order in orders]
@@ -188,3 +191,5 @@ def _climb(
     incumbent.follow(best.named)
     if not incumbent.closed:
         best.run(options.method.rung)
+    if not options.method.rung:
+        in_other_orders(best, options)

@@ -148,6 +148,7 @@ class LazyCuts:
         if placed:
             self._place()
         spans = self.places.spans()
+        self._tie()
         made = self._build(spans, self.budgets)
         self._relax(made)
         if over():
@@ -173,6 +174,12 @@ class LazyCuts:
             ends = {cut for split in self.places.splits for cut in (split.start, split.end)}
             self.asked = set(self.places.cuts) - known | ends
         return more
+
+    def _tie(self) -> None:
+        """Say whether bounds are of one order that the planner, on one device, may leave."""
+        incumbent, alone = self.incumbent, self.problem.devices == 1
+        free = self.places.free or incumbent.fixed_order or bool(self.options.method.rung)
+        incumbent.tied = alone and not free
 
     def _excess(self, schedule: Schedule) -> Bytes:
         """Bytes over budget per device, shape (D,)."""

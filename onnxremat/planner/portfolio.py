@@ -334,6 +334,8 @@ class Portfolio:
                 self.anneal(self.search, turn, bool, next(heats))
             if self.best() is None and self.start is None and self.lazy.last is None:
                 return
+            if not more and incumbent.elsewhere:
+                return
             if more and not incumbent.over():
                 begin = incumbent.elapsed
                 more = self._round()
@@ -347,7 +349,7 @@ class Portfolio:
         try:
             while more:
                 more = self._round()
-            while thread.is_alive() and not incumbent.over():
+            while thread.is_alive() and not (incumbent.over() or incumbent.elsewhere):
                 thread.join(0.1)
         finally:
             finished.set()

@@ -1,0 +1,90 @@
+"""An order of first runs that is proven optimal in itself is left for a better one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import models
+import onnxremat
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.pipeline.limits import limit_of
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.planner import ladder
+from onnxremat.planner.incumbent import Incumbent
+from onnxremat.planner.lazy_cuts import LazyCuts
+from onnxremat.planner.options import Method, PlanOptions
+from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import reordered
+from onnxremat.planner.solution import Status
+from onnxremat.units import parse_budget
+from tests.planner.graphs import ones
+
+WORK = PlanOptions(work=3000, threads=1)
+
+
+@pytest.fixture(scope="module")
+def step() -> tuple[Problem, int]:
+    """A training step of a transformer's layer, and a budget that its base order keeps with 4.8 %
+    more time at least."""
+    train = onnxremat.Training()
+    settings = onnxremat.Settings(
+        train=train, target="portable", costs=analytic_costs, measure=False
+    )
+    with pytest.warns(onnxremat.errors.TrainingWarning):
+        prepared = prepare(models.build("bert", layers=1), settings)
+    limit = limit_of(prepared, parse_budget("0.6x"))
+    assert limit is not None
+    return prepared.reduced.problem, limit.planned
+
+
+def test_a_quicker_order_is_found_and_proven(step: tuple[Problem, int], warm: None) -> None:
+    problem, budget = step
+    base = ladder.solve(problem, budget, replace(WORK, fixed_order=True))
+    found = ladder.solve(problem, budget, WORK)
+    assert base.status is found.status is Status.OPTIMAL
+    assert found.time < base.time - 0.02 * problem.reference
+    assert not found.certificate.any_order
+    order = list(found.schedule.first_runs)
+    same = ladder.solve(reordered(problem, order), budget, replace(WORK, fixed_order=True))
+    assert same.status is Status.OPTIMAL
+    assert same.time == pytest.approx(found.time, rel=WORK.gap)
+    assert found.certificate.bound <= same.time
+
+
+def test_nobody_leaves_an_order_that_was_asked_for_or_a_method_of_its_own(
+    step: tuple[Problem, int], warm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, budget = step
+    tied = list[bool]()
+    real = LazyCuts._tie
+
+    def tie(self: LazyCuts) -> None:
+        real(self)
+        tied.append(self.incumbent.tied)
+
+    monkeypatch.setattr(LazyCuts, "_tie", tie)
+    cuts = replace(WORK, work=300, method=Method("cuts"))
+    for options in (replace(WORK, work=300, fixed_order=True), cuts):
+        ladder.solve(problem, budget, options)
+    assert tied
+    assert not any(tied)
+
+
+def test_a_bound_of_one_order_is_beaten_by_a_schedule_of_another() -> None:
+    problem = ones([[], [0], [0]])
+    made = Incumbent.of(problem, 1 << 40, PlanOptions())
+    made.order = (0, 2, 1)  # not that of store-all
+    made.offer(problem.store_all(), "store-all")
+    made.raise_bound(2.0 * problem.reference, "cuts", any_order=False)
+    assert not made.beaten
+    assert not made.elsewhere
+    made.tied = True
+    assert made.beaten
+    assert made.elsewhere
+    assert made.over()
+    made.follow(range(3))
+    assert not made.tied
+    assert not made.elsewhere
+    assert made.kept is not None
