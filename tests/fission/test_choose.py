@@ -13,7 +13,8 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import KernelCosts
 from onnxremat.fission import choose
 from onnxremat.fission.candidates import Regions
-from onnxremat.fission.choose import Chooser, Choosers
+from onnxremat.fission.choose import Chooser
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.split import split
