@@ -36,10 +36,11 @@ LEAST = 1e-12  # seconds that none is counted below, where ops cost nothing
 BETTER = 0.99  # share of the crowding before from which a step is one forward
 STEP = 0.85  # a rung as a share of the one before
 MISSES = 2  # rungs that are not kept, after which lower ones are not tried
+FINER = 0.985  # a small step down from the least that was found, where no rung keeps the limit
 FREE = 1.01  # share of the whole's time that is worth no further search
 # Work of a search at one price, and of the parts that are tried in the end of one limit: in pieces
 # of ops, so that what is found depends on the graph alone.
-WORK, TUNING = 200_000, 40_000
+WORK, FINE, TUNING = 200_000, 60_000, 40_000
 POWER = 8  # how much more the highest steps count
 # What kernels cost beside their rows, for searches: where they are dear other regions are found
 # than where they are cheap. They do not depend on what kernels cost here, so that what is found is
@@ -60,11 +61,15 @@ class _Search:
         rungs: what was found for each.
         left, paid: as of :class:`Trials`.
         missed: rungs that are not kept.
+        least: what was found below all rungs, by small steps.
+        fine: work that is left to these.
     """
 
     rungs: list[Priced]
     left: int
     missed: int = 0
+    least: Priced | None = None
+    fine: int = field(default_factory=lambda: FINE)
     paid: set[object] = field(default_factory=set)
 
 
@@ -120,6 +125,8 @@ class Chooser(Trials):
         while found[-1].peak > limit and self._more():
             self._further()
         least = min(found, key=lambda each: each.peak)
+        if least.peak > limit and not self.next:
+            least = self._finer(limit, least)
         regions = frozenset(region.ops for region in least.regions)
         if regions not in tuned:
             tuned.add(regions)
@@ -150,6 +157,21 @@ class Chooser(Trials):
         search.missed += best.peak > rung
         search.left = self.left
         found.append(best)
+
+    def _finer(self, limit: int, least: Priced) -> Priced:
+        """Small steps down from the least of all rungs: where few ops are over a limit, regions
+        help that do too little for a whole rung. They do not depend on the limit, but end with it.
+        """
+        search = self.searches[self.level]
+        least, self.left, self.paid = search.least or least, search.fine, search.paid
+        while least.peak > limit and not self.stop():
+            found = self._toward(int(FINER * least.peak), least)
+            if found.peak >= least.peak:
+                self.left = 0
+            else:
+                search.least = least = found
+        search.fine = self.left
+        return least
 
     def _toward(self, limit: int, best: Priced) -> Priced:
         """Step by step to where a limit is kept, or nothing helps.
