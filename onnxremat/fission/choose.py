@@ -163,29 +163,40 @@ class Chooser(Trials):
         help that do too little for a whole rung. They do not depend on the limit, but end with it.
         """
         search = self.searches[self.level]
-        least, self.left, self.paid = search.least or least, search.fine, search.paid
+        self.left, self.paid = search.fine, search.paid
+        least = search.least or self._leanest_paid(least)
         while least.peak > limit and not self.stop():
-            found = self._toward(int(FINER * least.peak), least)
-            if found.peak >= least.peak:
+            self._steps(int(FINER * least.peak), least)  # tuned, it would go up again
+            found = self._leanest_paid(least)
+            if found is least:
                 self.left = 0
-            else:
-                search.least = least = found
+            search.least = least = found
         search.fine = self.left
         return least
 
+    def _leanest_paid(self, least: Priced) -> Priced:
+        """What needs least of all that this search has done its work for, chosen or not."""
+        tried = (found for key, found in self.known.items() if found and key in self.paid)
+        return min((least, *tried), key=lambda found: found.peak)
+
     def _toward(self, limit: int, best: Priced) -> Priced:
-        """Step by step to where a limit is kept, or nothing helps.
+        """Step by step to where a limit is kept, in as few parts as keep it, or nothing helps.
 
         Args:
             best: to begin with.
         """
+        best = self._steps(limit, best)
+        return self.tuner.tuned(best, limit) if best.peak <= limit else best
+
+    def _steps(self, limit: int, best: Priced) -> Priced:
+        """The same, parts as they are."""
         while best.peak > limit and not self.stop():
             steps = (self._step(best, limit, *way) for way in WAYS)
             step = next((found for found in steps if found is not None), None)
             if step is None:
                 break
             best = step
-        return self.tuner.tuned(best, limit) if best.peak <= limit else best
+        return best
 
     def _step(self, now: Priced, limit: int, parts: int, every: bool) -> Priced | None:
         """One region more, or another one, or one in more parts; None where nothing helps.
