@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.graph.onnx_io import to_model, write_model
 from onnxremat.ort.profile import Profile, profile, run_session

@@ -18,8 +18,6 @@ from functools import cached_property
 from itertools import islice
 
 from onnxremat.cost.table import KernelCosts
-from onnxremat.fission.candidates import Regions
-from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Priced, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.trials import Trials
@@ -38,10 +36,11 @@ LEAST = 1e-12  # seconds that none is counted below, where ops cost nothing
 BETTER = 0.99  # share of the crowding before from which a step is one forward
 STEP = 0.85  # a rung as a share of the one before
 MISSES = 2  # rungs that are not kept, after which lower ones are not tried
+FINER = 0.985  # a small step down from the least that was found, where no rung keeps the limit
 FREE = 1.01  # share of the whole's time that is worth no further search
 # Work of a search at one price, and of the parts that are tried in the end of one limit: in pieces
 # of ops, so that what is found depends on the graph alone.
-WORK, TUNING = 200_000, 40_000
+WORK, FINE, TUNING = 200_000, 60_000, 40_000
 POWER = 8  # how much more the highest steps count
 # What kernels cost beside their rows, for searches: where they are dear other regions are found
 # than where they are cheap. They do not depend on what kernels cost here, so that what is found is
@@ -62,11 +61,15 @@ class _Search:
         rungs: what was found for each.
         left, paid: as of :class:`Trials`.
         missed: rungs that are not kept.
+        least: what was found below all rungs, by small steps.
+        fine: work that is left to these.
     """
 
     rungs: list[Priced]
     left: int
     missed: int = 0
+    least: Priced | None = None
+    fine: int = field(default_factory=lambda: FINE)
     paid: set[object] = field(default_factory=set)
 
 
@@ -122,6 +125,8 @@ class Chooser(Trials):
         while found[-1].peak > limit and self._more():
             self._further()
         least = min(found, key=lambda each: each.peak)
+        if least.peak > limit and not self.next:
+            least = self._finer(limit, least)
         regions = frozenset(region.ops for region in least.regions)
         if regions not in tuned:
             tuned.add(regions)
@@ -153,19 +158,45 @@ class Chooser(Trials):
         search.left = self.left
         found.append(best)
 
+    def _finer(self, limit: int, least: Priced) -> Priced:
+        """Small steps down from the least of all rungs: where few ops are over a limit, regions
+        help that do too little for a whole rung. They do not depend on the limit, but end with it.
+        """
+        search = self.searches[self.level]
+        self.left, self.paid = search.fine, search.paid
+        least = search.least or self._leanest_paid(least)
+        while least.peak > limit and not self.stop():
+            self._steps(int(FINER * least.peak), least)  # tuned, it would go up again
+            found = self._leanest_paid(least)
+            if found is least:
+                self.left = 0
+            search.least = least = found
+        search.fine = self.left
+        return least
+
+    def _leanest_paid(self, least: Priced) -> Priced:
+        """What needs least of all that this search has done its work for, chosen or not."""
+        tried = (found for key, found in self.known.items() if found and key in self.paid)
+        return min((least, *tried), key=lambda found: found.peak)
+
     def _toward(self, limit: int, best: Priced) -> Priced:
-        """Step by step to where a limit is kept, or nothing helps.
+        """Step by step to where a limit is kept, in as few parts as keep it, or nothing helps.
 
         Args:
             best: to begin with.
         """
+        best = self._steps(limit, best)
+        return self.tuner.tuned(best, limit) if best.peak <= limit else best
+
+    def _steps(self, limit: int, best: Priced) -> Priced:
+        """The same, parts as they are."""
         while best.peak > limit and not self.stop():
             steps = (self._step(best, limit, *way) for way in WAYS)
             step = next((found for found in steps if found is not None), None)
             if step is None:
                 break
             best = step
-        return self.tuner.tuned(best, limit) if best.peak <= limit else best
+        return best
 
     def _step(self, now: Priced, limit: int, parts: int, every: bool) -> Priced | None:
         """One region more, or another one, or one in more parts; None where nothing helps.
@@ -395,88 +426,6 @@ class Chooser(Trials):
             found.append(total)
         found[-1] = 0
         return found
-
-
-class Choosers:
-    """Fission of a graph that can be said in several ways, of which the first is taken where it
-    keeps a limit.
-
-    Args:
-        stop: asked between trials, and before regions of a stretch are looked for.
-
-    Raises:
-        IndexError: there is no way.
-    """
-
-    def __init__(self, ways: Sequence[Whole], stop: Callable[[], bool] = lambda: False) -> None:
-        self._ways = list(ways)
-        self._stop = stop
-        self._able = [Regions(Paper(way.graph)) for way in ways]
-        self._made = [Chooser(ways[0], stop)]
-
-    @property
-    def whole(self) -> Priced:
-        """Nothing in parts."""
-        return self._made[0].whole
-
-    @property
-    def ended(self) -> bool:
-        """It may not go on: what was not found may be there."""
-        return self._stop()
-
-    def within(self, limit: int) -> Priced:
-        """As :meth:`Chooser.within`, of the first way that keeps the limit at little time, or else
-        the best."""
-        found = list[Priced]()
-        for index, way in enumerate(self._ways):
-            if found and (self._stop() or (way.again and _best(found, limit).peak <= limit)):
-                break
-            if len(self._made) <= index:
-                once = index > 0 and any(each.again for each in self._ways)
-                self._made.append(Chooser(way, self._stop, once))
-                if way.again:
-                    self._made[-1].begin(self._made[-2])
-            able = self._able[index:]
-            if able[0].never_within(limit) and not all(a.never_within(limit) for a in able[1:]):
-                continue
-            found.append(self._made[index].within(limit))
-            if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
-                break
-        return _best(found, limit)
-
-    def never(self, name: str) -> bool:
-        """An op is whole whatever is in parts: it goes in no region, nor is it written out."""
-        for able in self._able:
-            place = able.paper.place.get(name)
-            if place is None or able.splits(place):
-                return False
-        return True
-
-    def leanest(self, seconds: float) -> Priced:
-        """What was found to need least in so many seconds, among limits that go down until none is
-        kept in that time, however little kernels cost."""
-        limit = STEP * self.whole.peak
-        while not self._stop():
-            self.within(int(limit))
-            cheap = min(
-                (made.quickest(int(limit), LEVELS[0]) for made in self._made),
-                key=lambda found: (found.peak > limit, found.effort.at(LEVELS[0])),
-            )
-            if cheap.peak > limit or cheap.effort.at(LEVELS[0]) > seconds:
-                break
-            limit *= STEP
-        return min(
-            (made.leanest(seconds) for made in self._made),
-            key=lambda found: (found.peak, found.seconds),
-        )
-
-
-def _best(found: Sequence[Priced], limit: int) -> Priced:
-    """The quickest that keeps a limit, or what needs least."""
-    kept = [each for each in found if each.peak <= limit]
-    if kept:
-        return min(kept, key=lambda each: (each.seconds, each.peak))
-    return min(found, key=lambda each: (each.peak, each.seconds))
 
 
 def _records(across: Sequence[int], places: range) -> list[int]:

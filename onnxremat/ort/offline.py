@@ -188,7 +188,8 @@ def _saved(model: onnx.ModelProto, level: str, folder: Path | None) -> Iterator[
         node.name = node.name or f"{node.op_type}_{index}"
     with scratch_folder() as scratch:
         path = Path(scratch) / "optimised.onnx"
-        made = _unpacked(session_options(Options(level=level, threads=1)))
+        # Looking for buffers to take over, with the square of the ops, has no part in it.
+        made = _unpacked(session_options(Options(level=level, reuse=False, threads=1)))
         made.optimized_model_filepath = str(path)
         open_session(source, made, folder)
         try:

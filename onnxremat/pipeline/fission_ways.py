@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.kernels import warm_up
 from onnxremat.fission.pricing import Priced
 from onnxremat.fission.region import Region

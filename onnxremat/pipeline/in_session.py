@@ -11,14 +11,13 @@ from typing import Any, ClassVar, Self
 
 import onnx
 
-from onnxremat.errors import InfeasibleError, ModelError, NoPlanError
+from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.graph.ir import Graph, Role
-from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
-from onnxremat.ort.offline import lasting_tensors
 from onnxremat.ort.profile import Feeds, Profile, as_profiled, named_outputs
 from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, excess
+from onnxremat.pipeline.asked import Asked
 from onnxremat.pipeline.bench import Contender, InSession
 from onnxremat.pipeline.closed_loop import Aim
 from onnxremat.pipeline.limits import Limit
@@ -26,7 +25,6 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unexplained
 from onnxremat.pipeline.shared_buffers import order_check
-from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced
@@ -38,17 +36,13 @@ from onnxremat.rewrite.unpacked import beyond
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.simulate import Timeline, simulate
-from onnxremat.schedule.updates import given_memory, updates_last
+from onnxremat.schedule.updates import updates_last
 from onnxremat.session.compare import Difference, compare
-from onnxremat.session.measure import Measurement, Running, compared, measure, predict, profiled
+from onnxremat.session.measure import Measurement, Running, compared, measure, predict
 from onnxremat.session.repeats import Repeats, repeats, why
 from onnxremat.units import format_bytes
 
 DEFAULT_ORDER = "executed order, default options"  # a check
-SLOW = 20.0  # seconds of a run from which the default order is predicted, not tried
-# Seconds, times the square of its ops, that onnxruntime takes to open a graph whose shapes it does
-# not know: 1 s for 3,000 ops, 20 s for 10,000.
-UNFORESEEN, LONGEST = 2e-7, 10.0  # and how long it may, however much time there is
 
 
 @dataclass(frozen=True)
@@ -406,7 +400,7 @@ def carried(prepared: Prepared, plan: Plan, log: Phases, *, foreseen: bool = Fal
     Raises:
         UsageError: the plan does not fit the graph.
     """
-    asked = _Asked(prepared, log)
+    asked = Asked(prepared, log)
     made = session_of(prepared, rewrite(prepared.graph, plan, asked, foreseen=foreseen))
     if asked.last is None or asked.last[0] is not made.graph or prepared.feeds is None:
         return made
@@ -450,46 +444,3 @@ def _own_repeats(prepared: Prepared) -> Repeats:
     assert prepared.feeds is not None
     model, options = store_all(prepared).model(), session_options(prepared.tuned)
     return repeats(open_session(model, options, prepared.folder), prepared.feeds)
-
-
-@dataclass
-class _Asked:
-    """Answers from onnxruntime itself, on the model's inputs.
-
-    Attributes:
-        last: the graph that was run last, and its run.
-    """
-
-    prepared: Prepared
-    log: Phases
-    last: tuple[Graph, Profile] | None = None
-
-    def lasting(self, graph: Graph) -> set[str]:
-        """Tensors left after fusion; in which order ops are listed does not matter to it.
-
-        Without time those of the graph that nothing was added to, as far as they have no fewer
-        readers here: what has more of them is fused no sooner.
-        """
-        known, whole = self.prepared.lasting, self.prepared.graph
-        shown = SHOWN in graph.tensors
-        if known is not None and not shown and not any(op.origin for op in graph.ops):
-            return set(known)
-        seconds = UNFORESEEN * len(graph.ops) ** 2
-        if shown and seconds > min(LONGEST, self.log.left - self.prepared.passing):
-            raise ModelError("there is no time to see what is fused of it")
-        if no_time(self.prepared, self.log):
-            here, before = graph.readers, whole.readers
-            return {n for n in known or () if len(here.get(n, ())) >= len(before.get(n, ()))}
-        return lasting_tensors(to_model(graph), self.prepared.folder)
-
-    def executed(self, graph: Graph) -> list[str]:
-        """Executed order; the listed one for models too slow to try out, and without time."""
-        slow = self.prepared.costs.total > SLOW or no_time(self.prepared, self.log)
-        if self.prepared.feeds is None or slow:
-            return [op.name for op in graph.ops]
-        ran = profiled(
-            to_model(graph), self.prepared.feeds, self.prepared.default, self.prepared.folder,
-            given_memory(graph),
-        )  # fmt: skip
-        self.last = graph, ran
-        return [kernel.name for kernel in ran.kernels]

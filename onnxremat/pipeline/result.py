@@ -18,6 +18,7 @@ from onnxremat.execute.device_memory import Resident
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline.artifact import Check, Kind, Verified
+from onnxremat.pipeline.asked import opening
 from onnxremat.pipeline.bench import Timing, bench
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.device_plan import transfers
@@ -253,6 +254,11 @@ class Timed:
     during: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
+def _opening(run: SessionRun) -> float:
+    """Seconds that opening a session with default options takes longer, where it is to be run."""
+    return opening(run.artifact.graph) if run.artifact.ran is None else 0.0
+
+
 def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **more: Any) -> R:
     """Verify what ran, and time it.
 
@@ -267,7 +273,7 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
     if run is None or prepared.baseline is None or prepared.feeds is None:
         return kind(candidate, phases=dict(log.seconds), **more)
     with log.phase(VERIFY, "verifying"):
-        if isinstance(run, SessionRun) and no_time(prepared, log):
+        if isinstance(run, SessionRun) and no_time(prepared, log, more=_opening(run)):
             run = run.shortened()
             candidate = replace(candidate.noted(said_of_short(prepared)), measured=run)
         verified = candidate.artifact.verified(prepared, run)

@@ -77,9 +77,13 @@ def for_parts(how: Measuring) -> Measuring:
     return replace(how, within=QUICK + share * max(0.0, how.within - QUICK))
 
 
-def no_time(prepared: Prepared, log: Phases, sessions: float = 1) -> bool:
-    """Whether more sessions of the model, opened, run and looked at, would end too late."""
-    return log.left < sessions * prepared.passing
+def no_time(prepared: Prepared, log: Phases, sessions: float = 1, more: float = 0.0) -> bool:
+    """Whether more sessions of the model, opened, run and looked at, would end too late.
+
+    Args:
+        more: seconds that they take longer than the original.
+    """
+    return log.left < sessions * prepared.passing + more
 
 
 def for_timing(prepared: Prepared, log: Phases) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choosers import Choosers
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.fission_ways import RegionsInParts, choosers_for

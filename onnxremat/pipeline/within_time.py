@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from onnxremat.errors import NO_FIT
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choosers import Choosers
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.kept_plans import ADDED
 from onnxremat.pipeline.phases import PLAN, Phases

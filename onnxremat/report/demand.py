@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choosers import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
 from onnxremat.pipeline.as_loaded import REUSE
 from onnxremat.pipeline.closed_loop import PINS

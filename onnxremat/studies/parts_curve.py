@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 
 from onnxremat.errors import OnnxrematError
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.pipeline.in_regions import wholes_of, written

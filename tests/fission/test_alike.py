@@ -12,7 +12,8 @@ import pytest
 
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.fission import part
-from onnxremat.fission.choose import Chooser, Choosers
+from onnxremat.fission.choose import Chooser
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.pricing import Prices, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.writer import Writer

@@ -13,7 +13,8 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import KernelCosts
 from onnxremat.fission import choose
 from onnxremat.fission.candidates import Regions
-from onnxremat.fission.choose import Chooser, Choosers
+from onnxremat.fission.choose import Chooser
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.split import split
@@ -133,6 +134,7 @@ def test_a_search_ends_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     all_of_it = Chooser(whole)
     least = all_of_it.within(0).peak
     monkeypatch.setattr(choose, "WORK", 1000)
+    monkeypatch.setattr(choose, "FINE", 0)
     short, other = Chooser(whole), Chooser(whole)
     found = short.within(0)
     assert len(short.known) < len(all_of_it.known)
@@ -140,6 +142,20 @@ def test_a_search_ends_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     for share in (0.9, 0.7, 0.5):
         other.within(int(share * short.whole.peak))
     assert other.within(0).peak == found.peak
+
+
+def test_where_rungs_end_small_steps_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To what keeps the limit, so that a looser one is kept where a tighter one is."""
+    graph = build_graph(bottlenecks(48, 48, 2))
+    whole = Whole(graph, analytic_costs(graph).seconds, {})
+    monkeypatch.setattr(choose, "WORK", 2000)
+    monkeypatch.setattr(choose, "FINE", 0)
+    rungs = Chooser(whole).within(0).peak
+    monkeypatch.setattr(choose, "FINE", 30_000)
+    least = Chooser(whole).within(0).peak
+    assert least < 0.95 * rungs
+    for limit in range(least, rungs, (rungs - least) // 3):
+        assert Chooser(whole).within(limit).peak <= limit
 
 
 def test_where_no_parts_help_nothing_is_in_parts() -> None:

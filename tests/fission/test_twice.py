@@ -11,7 +11,8 @@ import pytest
 
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.fission import choose
-from onnxremat.fission.choose import Chooser, Choosers
+from onnxremat.fission.choose import Chooser
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.opened import norms_of, opened, seconds_of
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region

@@ -14,12 +14,13 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.measure import Measuring
 from onnxremat.errors import NO_FIT, NoPlanError, OverBudgetError
 from onnxremat.fission import pricing
-from onnxremat.fission.choose import Choosers
+from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import SHOWN
-from onnxremat.ort.session import OPENED
+from onnxremat.ort import profile as profile_of
+from onnxremat.ort.session import OPENED, Options
 from onnxremat.pipeline import (
     closed_loop,
     fission_ways,
@@ -209,19 +210,32 @@ def test_the_budget_of_a_late_refusal_works(
         assert late(model, str(caught.value.smallest), over)[0].facts()["order_kept"]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0])
+@pytest.mark.parametrize("seconds", [0.0, 5.0, 11.0])
 def test_what_takes_the_square_of_the_ops_has_a_limit(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shapes that a session finds as it runs, where onnxruntime sees what it fuses in no time."""
-    monkeypatch.setattr(in_session, "UNFORESEEN", seconds)
+    """Shapes that a session finds as it runs, where one with default options opens the file in no
+    time; where that takes some seconds they are waited for once."""
+    opened, real = list[bool](), profile_of.session_options
+
+    def opening(graph: Graph) -> float:
+        return seconds if SHOWN in graph.tensors else 0.0
+
+    def options(made: Options) -> Any:
+        opened.append(made.fuses and made.reuse)
+        return real(made)
+
+    monkeypatch.setattr("onnxremat.pipeline.asked.opening", opening)
+    monkeypatch.setattr(profile_of, "session_options", options)
     model = to_model(training_chain(4, 16, 64))
     made = api.optimize(
         model, budget="0.9x", settings=Settings(threads=1, costs=analytic_costs),
         options=PlanOptions(work=200, threads=1), bench_seconds=0,
     )  # fmt: skip
     read = {name for node in made.model.graph.node for name in node.input}
-    assert (SHOWN in read) == (seconds == 0)
+    assert (SHOWN in read) == (seconds < 10)
+    if seconds == 5:
+        assert sum(opened) == 2  # the original and the result
     assert all(check.ok for check in made.checks)
 
 
