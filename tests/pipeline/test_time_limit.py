@@ -356,3 +356,25 @@ def test_costs_of_what_only_parts_can_fit_take_less_time(monkeypatch: pytest.Mon
     few, more, whole = given
     assert few == pytest.approx(MEASURING * limit + QUICK)
     assert more == whole == pytest.approx((MEASURING + OFF_PLANNING) * limit + QUICK)
+
+
+def test_a_plan_is_rewritten_once_where_there_is_no_time_to_ask_onnxruntime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = to_model(training_chain(4, 16, 64))
+    prepared = prepare(model, Settings(threads=1, not_counted=PARTS, costs=analytic_costs))
+    made: list[Any] = []
+    real = in_session.rewrite
+    monkeypatch.setattr(
+        in_session, "rewrite", lambda *given, **more: made.append(given) or real(*given, **more)
+    )
+    sequences = []
+    for left, often in ((LONG, 2), (-1.0, 1)):
+        made.clear()
+        log = Phases()
+        log.end_within(left)
+        options = PlanOptions(work=200, threads=1)
+        found = plan_within(prepared, one_budget("0.9x"), options, log=log)
+        assert len(made) == often * (1 + found.rounds)
+        sequences.append(found.plan.sequence)
+    assert sequences[0] == sequences[1]
