@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import onnx
 from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad.constants import LIMIT, Constants
+from onnxremat.graph.fixed_counts import fixed_count
 from onnxremat.graph.ir import Graph, Op
 
 # What they make of values is not told by the ops before them.
@@ -46,6 +46,8 @@ class RunSizes:
 
     Attributes:
         places: where the size is found as the graph runs, by the number that stands for it.
+        fixed: what is to be said of sizes that the model has as numbers, by the tensor that is so
+            large.
 
     Args:
         turn: 0 or 1: of which of two sets of primes the numbers are.
@@ -53,6 +55,7 @@ class RunSizes:
 
     def __init__(self, turn: int = 0) -> None:
         self.places: dict[int, Place] = {}
+        self.fixed: dict[str, str] = {}
         self._known: dict[str, tuple[tuple[str, ...], list[Typed]]] = {}  # by first output
         self._by_mask: dict[object, int] = {}
         self._primes = islice(_primes(), turn, None, 2)
@@ -73,12 +76,14 @@ class RunSizes:
         found = False
         for op in waiting:
             makes = _MAKERS[op.op_type]
-            fixed = _split_into(graph, op.outputs[0], 1, constant_of)
-            number, times = (fixed, 1) if fixed else self._number(graph, op, values)
+            fixed = fixed_count(graph, op, constant_of)
+            number, times = (fixed.count, 1) if fixed else self._number(graph, op, values)
             made = makes(graph, op, number * times)
             if made is None:
                 continue
             self._known[op.outputs[0]] = op.outputs, made
+            if fixed:
+                self.fixed[op.outputs[0]] = fixed.note
             place = self.places.get(number)
             if not fixed and (place is None or place.times > times):
                 self.places[number] = Place(op.outputs[0], made[0][1].index(number * times), times)
@@ -191,26 +196,6 @@ def _of_data(graph: Graph) -> frozenset[str]:
         if not found.isdisjoint(op.reads) and op.op_type not in ("Shape", "Size"):
             found.update(op.writes)
     return frozenset(found)
-
-
-def _split_into(
-    graph: Graph, name: str, axis: int, constant_of: Callable[[str], np.ndarray | None]
-) -> int:
-    """How long an axis has to be, since a Split names the lengths of all its parts (a loop over
-    what is found, as tracing leaves it); 0 where nothing tells. Another length ends the run."""
-    for index in graph.readers.get(name, ()):
-        op = graph.ops[index]
-        settings = {a.name: helper.get_attribute_value(a) for a in op.node.attribute}
-        if op.op_type == "Transpose" and op.standard and "perm" in settings:
-            found = _split_into(graph, op.outputs[0], settings["perm"].index(axis), constant_of)
-        elif op.op_type == "Split" and op.standard and settings.get("axis", 0) == axis:
-            lengths = constant_of(op.inputs[1]) if len(op.inputs) > 1 else None
-            found = 0 if lengths is None else int(lengths.sum())
-        else:
-            continue
-        if found:
-            return found
-    return 0
 
 
 # ---- ops whose result is as large as their data say ------------------------------------------

@@ -436,7 +436,8 @@ class _Builder:
         self.rows = weights_of(self.stock, self.chosen, self.parameters, read, kept)
         moved = self.statistics if self.optimizer is not None else ()
         still = [entry.name for entry in moved if entry.keep == 1.0]
-        self.warnings = warnings_of(self.stock, self.rows, self.resting, still)
+        found = warnings_of(self.stock, self.rows, self.resting, still)
+        self.warnings = (*found, *self.sizes.fixed.values())
 
     def _frame(
         self, ops: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str], read: set[str]

@@ -19,6 +19,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import LOAD, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.time_left import no_time
 from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.options import PlanOptions
 
@@ -62,7 +63,8 @@ class RegionsInParts(InParts):
 
     Nobody foretells what trying them takes: they are begun while there is time. Where nothing else
     keeps the budget, those that do by their price are carried out then whatever that takes, so that
-    a busy machine has the same result; else the time is looked at before each step of it.
+    a busy machine has the same result; else the time is looked at before each step of it, and is to
+    be enough for a run like the original's.
 
     Attributes:
         splits: the model in the regions that were tried last.
@@ -135,13 +137,17 @@ class RegionsInParts(InParts):
         waits for it any more.
 
         Args:
-            needed: there is nothing else: it is made however late it is.
+            needed: there is nothing else: it is made however late it is. What is not is left out
+                where opening and running it, as long as of the original, would end too late.
         """
         if not chosen.regions or chosen.peak >= self.choosers.whole.peak:
             return None
         key, left = frozenset(region.key for region in chosen.regions), self.options.left
         if key in self.splits:
             return self.splits[key]
+        if not needed and no_time(self.prepared, self.log):
+            self.late = self.late or NO_TIME
+            return None
         split = self._made(
             lambda: prepare_fission(self.prepared, chosen.regions, self.log, left), needed
         )

@@ -346,10 +346,13 @@ class OneSession:
         return found.sequence
 
     def build(self, aim: Aim, found: Solution, first: Solution) -> InOneSession:
-        """Rewrite; onnxruntime is asked how it fuses the model only where that would fit."""
-        plan = self._plan(found, first)
-        made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
-        if not self.sketched and not excess(made.predict(), self.limits_for(made)):
+        """Rewrite; onnxruntime is asked how it fuses the model only where that would fit. It is not
+        asked without time, so that one rewrite is enough then."""
+        plan, made = self._plan(found, first), None
+        if self.sketched or not no_time(self.prepared, self.log):
+            made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
+        fits = made is None or not excess(made.predict(), self.limits_for(made))
+        if made is None or (fits and not self.sketched):
             made = carried(self.prepared, plan, self.log)
             if excess(made.predict(), self.limits_for(made)):  # by what only default sessions need
                 made = carried(self.prepared, plan, self.log, foreseen=True)

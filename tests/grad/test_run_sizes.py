@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from onnxremat.errors import UnsupportedError
+from onnxremat.errors import TrainingWarning, UnsupportedError
 from onnxremat.grad import differentiate, training_of
 from tests.grad.routing import ALL, MIXED, NONE, ONE, WORKS, Work, model, session, values
 
@@ -117,10 +119,49 @@ def test_a_loop_over_what_was_found_has_as_many_turns_as_its_split_names() -> No
         ),
         opset_imports=[helper.make_opsetid("", 18)], ir_version=8,
     )  # fmt: skip
-    step = differentiate(made, loss_output="total", optimizer=None, trainable=["x"])
+    with pytest.warns(TrainingWarning, match=r"has to find 2 in \w+ \(NonZero\)"):
+        step = differentiate(made, loss_output="total", optimizer=None, trainable=["x"])
     feeds = {"score": np.array([-1.0, 1, -1, 1]), "x": np.ones((4, 2))}
     found = session(step).run(["x.grad"], feeds)[0]
     assert found.tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
+
+
+def test_boxes_are_as_many_as_a_run_selects_though_each_is_taken_apart() -> None:
+    """A Split of the three numbers that NonMaxSuppression has for a box says nothing of how many
+    boxes there are."""
+    boxes = np.array([[[0, 0, 1, 1], [0, 5, 1, 6], [0, 9, 1, 10], [5, 5, 6, 6]]], np.float32)
+    stored = {
+        "boxes": boxes, "most": np.array([9]), "each": np.array([1, 1, 1]), "flat": np.array([-1]),
+        "overlap": np.array([0.5], np.float32), "least": np.array([0.0], np.float32),
+        "rows": np.array([0]),
+    }  # fmt: skip
+    nodes = [
+        ("NonMaxSuppression", ["boxes", "score", "most", "overlap", "least"], ["found"], {}),
+        ("Split", ["found", "each"], ["p0", "p1", "p2"], {"axis": 1}),
+        ("Reshape", ["p2", "flat"], ["index"], {}), ("Gather", ["x", "index"], ["r"], {}),
+        ("ReduceMean", ["r", "rows"], ["m"], {"keepdims": 0}),
+        ("ReduceSum", ["m"], ["total"], {"keepdims": 0}),
+    ]  # fmt: skip
+    made = helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op, read, out, **settings) for op, read, out, settings in nodes],
+            "boxes",
+            [helper.make_tensor_value_info("score", T.FLOAT, [1, 1, 4]),
+             helper.make_tensor_value_info("x", T.FLOAT, [4, 2])],
+            [helper.make_tensor_value_info("total", T.FLOAT, [])],
+            [numpy_helper.from_array(value, name) for name, value in stored.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)], ir_version=8,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = differentiate(made, loss_output="total", optimizer=None, trainable=["x"])
+    ran = session(step)
+    for score in ([1, 1, 1, 1], [1, -1, -1, 1]):
+        feeds = {"score": np.array([[score]], np.float32), "x": np.ones((4, 2), np.float32)}
+        found = ran.run(["x.grad"], feeds)[0]
+        chosen = np.array(score) > 0
+        np.testing.assert_allclose(found[:, 0], chosen / chosen.sum(), rtol=1e-6)
 
 
 def test_sizes_that_nothing_says_are_equal_are_refused_with_a_reason() -> None:

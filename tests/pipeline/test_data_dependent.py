@@ -10,6 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxremat
+from onnxremat.pipeline.prepare import prepare
 from onnxremat.pipeline.verify import verify
 from onnxremat.session.process import PARTS
 from tests.toolbox import parse
@@ -70,3 +71,24 @@ def test_other_data_is_computed_as_well(
             x = drawn.astype(np.float32)
             (mine,), (theirs,) = session.run(None, {"x": x}), plain.run(None, {"x": x})
             assert np.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_count_that_the_file_has_as_a_number_is_said(axis: int, tmp_path: Path) -> None:
+    """A loop over what is found, written out: other data ends a run. The coordinates of what is
+    found are as many as the tensor has axes, whatever the data."""
+    model = parse(
+        f"""g (float[2, 2] x) => (float[2] y) {{
+        v = Greater(x, half) n = NonZero(v) t = Transpose<perm: ints = [1, 0]>(n)
+        a, b = Split<axis: int = {axis}>(t, ones) h = ReduceSum<keepdims: int = 0>(a)
+        i = Cast<to: int = 1>(h) e = ReduceMean<keepdims: int = 0>(x, rows) y = Mul(i, e) }}"""
+    )
+    constants = {"ones": [1, 1], "rows": [0], "half": np.float32(0.5)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array(value), name) for name, value in constants.items()
+    )
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.array([[1, 0], [0, 1]], np.float32))
+    settings = onnxremat.Settings(threads=1, not_counted=PARTS, target="none", data=data)
+    said = [note for note in prepare(model, settings).notes if "has to find 2" in note]
+    assert len(said) == (axis == 0)

@@ -270,7 +270,9 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
     image = prepare(chain(), Settings(threads=1, not_counted=PARTS, costs=analytic_costs))
     real, now = Choosers.within, [0.0]
 
-    def planned(budget: int, late: bool, whole: bool = False) -> tuple[Candidate | None, str]:
+    def planned(
+        budget: int, late: bool, whole: bool = False, passing: float = 0.0
+    ) -> tuple[Candidate | None, str]:
         def within(self: Choosers, limit: int) -> Priced:
             found = real(self, limit)
             now[0] += late * 2 * LIMIT
@@ -279,7 +281,8 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
         monkeypatch.setattr(Choosers, "within", within)
         log, options = Phases(now=lambda: now[0]), PlanOptions(time_limit=LONG, threads=1).begun()
         log.end_within(LIMIT)
-        parts = RegionsInParts(image, one_budget(budget), options, log)
+        known = replace(image, passing=passing)
+        parts = RegionsInParts(known, one_budget(budget), options, log)
         if whole:
             parts.whole = plan_within(image, one_budget(2 * image.store_all_peak), options)
         return parts.within(Limit(budget), "the whole needs more"), parts.late
@@ -306,6 +309,19 @@ def test_other_regions_are_not_begun_late(over: Any, whole: bool) -> None:
     assert "the time was over" in why
     found, why = over(budget, False, whole)
     assert (found is not None) == whole
+    assert not why
+
+
+def test_regions_are_not_made_in_less_time_than_a_run_takes(over: Any) -> None:
+    """But for those that alone keep the budget: what they take is taken."""
+    found, why = over(30_000, False, passing=2 * LIMIT)
+    assert found is None
+    assert "the time was over" in why
+    found, why = over(WHOLE * 5 // 8, False, whole=True, passing=2 * LIMIT)
+    assert found is None
+    assert "the time was over" in why
+    found, why = over(WHOLE * 5 // 8, False, passing=2 * LIMIT)
+    assert found is not None
     assert not why
 
 
@@ -354,3 +370,25 @@ def test_costs_of_what_only_parts_can_fit_take_less_time(monkeypatch: pytest.Mon
     few, more, whole = given
     assert few == pytest.approx(MEASURING * limit + QUICK)
     assert more == whole == pytest.approx((MEASURING + OFF_PLANNING) * limit + QUICK)
+
+
+def test_a_plan_is_rewritten_once_where_there_is_no_time_to_ask_onnxruntime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = to_model(training_chain(4, 16, 64))
+    prepared = prepare(model, Settings(threads=1, not_counted=PARTS, costs=analytic_costs))
+    made: list[Any] = []
+    real = in_session.rewrite
+    monkeypatch.setattr(
+        in_session, "rewrite", lambda *given, **more: made.append(given) or real(*given, **more)
+    )
+    sequences = []
+    for left, often in ((LONG, 2), (-1.0, 1)):
+        made.clear()
+        log = Phases()
+        log.end_within(left)
+        options = PlanOptions(work=200, threads=1)
+        found = plan_within(prepared, one_budget("0.9x"), options, log=log)
+        assert len(made) == often * (1 + found.rounds)
+        sequences.append(found.plan.sequence)
+    assert sequences[0] == sequences[1]

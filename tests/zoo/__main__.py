@@ -70,7 +70,7 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--no-optimise", action="store_true", help="leave out the smaller step")
-    parser.add_argument("--sample", action="store_true", help="only the ten nets of every test run")
+    parser.add_argument("--sample", action="store_true", help="only the few nets of every test run")
     parser.add_argument("--files", action="store_true", help="only what the files hold")
     parser.add_argument("--fresh", action="store_true", help="only the nets as they are made")
     parser.add_argument("--part", default="1/1", help="2/5: the second of five parts of the nets")

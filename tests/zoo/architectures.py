@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import transformers as hf
 
-from tests.zoo import experts, others, own  # noqa: F401  (they enter their nets)
+from tests.zoo import experts, later, others, own  # noqa: F401  (they enter their nets)
 from tests.zoo.libraries import torchvision
 from tests.zoo.registry import (
     ARCHITECTURES,

@@ -70,7 +70,9 @@ FOUR = {"depths": (1, 1, 1, 1)}
 DIMS = {"embed_dims": (16, 16, 32, 32)}
 
 
-def _timm(name: str, model: str, size: int = 64, **settings: object) -> None:
+def vision(name: str, model: str, size: int = 64, **settings: object) -> None:
+    """Enter a net of timm for images of that size."""
+
     def build() -> Net:
         return timm_net(model, **settings)
 
@@ -119,19 +121,19 @@ def nest() -> Net:
                 depths=(1, 1, 1), patch_size=2)  # fmt: skip
 
 
-_timm("hiera", "hiera_tiny_224", img_size=64, embed_dim=16, num_heads=1, stages=(1, 1, 1, 1))
-_timm("mambaout", "mambaout_femto", dims=(16, 16, 32, 32), **FOUR)
-_timm("davit", "davit_tiny", num_heads=(1, 2, 2, 4), window_size=4, **FOUR, **DIMS)
-_timm("pvt_v2", "pvt_v2_b0", num_heads=(1, 2, 2, 4), **FOUR, **DIMS)
-_timm("convit", "convit_tiny", 32, img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=4,
+vision("hiera", "hiera_tiny_224", img_size=64, embed_dim=16, num_heads=1, stages=(1, 1, 1, 1))
+vision("mambaout", "mambaout_femto", dims=(16, 16, 32, 32), **FOUR)
+vision("davit", "davit_tiny", num_heads=(1, 2, 2, 4), window_size=4, **FOUR, **DIMS)
+vision("pvt_v2", "pvt_v2_b0", num_heads=(1, 2, 2, 4), **FOUR, **DIMS)
+vision("convit", "convit_tiny", 32, img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=4,
       local_up_to_layer=2)  # fmt: skip
-_timm("visformer", "visformer_tiny", img_size=64, embed_dim=32, depth=(1, 1, 1), num_heads=2,
+vision("visformer", "visformer_tiny", img_size=64, embed_dim=32, depth=(1, 1, 1), num_heads=2,
       init_channels=8)  # fmt: skip
-_timm("tnt", "tnt_s_patch16_224", 32, img_size=32, patch_size=8, embed_dim=32, inner_dim=8,
+vision("tnt", "tnt_s_patch16_224", 32, img_size=32, patch_size=8, embed_dim=32, inner_dim=8,
       depth=2, num_heads_inner=2, num_heads_outer=4)  # fmt: skip
-_timm("repvit", "repvit_m0_9", embed_dim=(16, 16, 32, 32), depth=(1, 1, 1, 1))
-_timm("swiftformer", "swiftformer_xs", layers=(1, 1, 1, 1), **DIMS)
-_timm("inception_next", "inception_next_atto", dims=(16, 24, 32, 48), **FOUR)
+vision("repvit", "repvit_m0_9", embed_dim=(16, 16, 32, 32), depth=(1, 1, 1, 1))
+vision("swiftformer", "swiftformer_xs", layers=(1, 1, 1, 1), **DIMS)
+vision("inception_next", "inception_next_atto", dims=(16, 24, 32, 48), **FOUR)
 
 # ---- transformers: text ----------------------------------------------------------------------
 
@@ -140,8 +142,10 @@ ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 Config = Callable[[], hf.PretrainedConfig]
 
 
-def _text(name: str, make: Callable[[type, hf.PretrainedConfig], Net], kind: type,
+def text(name: str, make: Callable[[type, hf.PretrainedConfig], Net], kind: type,
           config: Config) -> None:  # fmt: skip
+    """Enter a net of transformers for texts of twelve words."""
+
     def build() -> Net:
         return make(kind, config())
 
@@ -149,50 +153,50 @@ def _text(name: str, make: Callable[[type, hf.PretrainedConfig], Net], kind: typ
     architecture("transformers", tokens(12), ones(2, 12))(build)
 
 
-_text("qwen3", decoder, hf.Qwen3ForCausalLM,
+text("qwen3", decoder, hf.Qwen3ForCausalLM,
       lambda: hf.Qwen3Config(**SMALL, **KEYS, head_dim=8, tie_word_embeddings=True))  # fmt: skip
-_text("gemma", decoder, hf.GemmaForCausalLM,
+text("gemma", decoder, hf.GemmaForCausalLM,
       lambda: hf.GemmaConfig(**SMALL, **KEYS, head_dim=8))  # fmt: skip
-_text("gemma3", decoder, hf.Gemma3ForCausalLM,
+text("gemma3", decoder, hf.Gemma3ForCausalLM,
       lambda: hf.Gemma3TextConfig(**SMALL, **KEYS, head_dim=8, sliding_window=6,
                                   query_pre_attn_scalar=8))  # fmt: skip
-_text("phi3", decoder, hf.Phi3ForCausalLM, lambda: hf.Phi3Config(**SMALL, **KEYS, **ENDS))
-_text("olmo2", decoder, hf.Olmo2ForCausalLM, lambda: hf.Olmo2Config(**SMALL, **KEYS, **ENDS))
-_text("stablelm", decoder, hf.StableLmForCausalLM,
+text("phi3", decoder, hf.Phi3ForCausalLM, lambda: hf.Phi3Config(**SMALL, **KEYS, **ENDS))
+text("olmo2", decoder, hf.Olmo2ForCausalLM, lambda: hf.Olmo2Config(**SMALL, **KEYS, **ENDS))
+text("stablelm", decoder, hf.StableLmForCausalLM,
       lambda: hf.StableLmConfig(**SMALL, **KEYS, use_qkv_bias=True,
                                 qk_layernorm=True))  # fmt: skip
-_text("gptj", decoder, hf.GPTJForCausalLM,
+text("gptj", decoder, hf.GPTJForCausalLM,
       lambda: hf.GPTJConfig(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=4,
                             rotary_dim=4))  # fmt: skip
-_text("xglm", decoder, hf.XGLMForCausalLM,
+text("xglm", decoder, hf.XGLMForCausalLM,
       lambda: hf.XGLMConfig(vocab_size=64, d_model=32, ffn_dim=64, num_layers=2,
                             attention_heads=4, max_position_embeddings=32))  # fmt: skip
-_text("deberta_v1", classifier, hf.DebertaForSequenceClassification,
+text("deberta_v1", classifier, hf.DebertaForSequenceClassification,
       lambda: hf.DebertaConfig(**SMALL, **STILL, relative_attention=True,
                                pos_att_type=["p2c", "c2p"], pooler_hidden_size=32))  # fmt: skip
-_text("convbert", classifier, hf.ConvBertForSequenceClassification,
+text("convbert", classifier, hf.ConvBertForSequenceClassification,
       lambda: hf.ConvBertConfig(**SMALL, **STILL, embedding_size=16, head_ratio=2,
                                 conv_kernel_size=3))  # fmt: skip
-_text("funnel", classifier, hf.FunnelForSequenceClassification,
+text("funnel", classifier, hf.FunnelForSequenceClassification,
       lambda: hf.FunnelConfig(vocab_size=64, block_sizes=[1, 1], num_decoder_layers=1, d_model=32,
                               n_head=4, d_head=8, d_inner=64, num_labels=5))  # fmt: skip
-_text("mobilebert", classifier, hf.MobileBertForSequenceClassification,
+text("mobilebert", classifier, hf.MobileBertForSequenceClassification,
       lambda: hf.MobileBertConfig(**SMALL, **STILL, embedding_size=16, intra_bottleneck_size=16,
                                   num_feedforward_networks=2, true_hidden_size=16))  # fmt: skip
-_text("squeezebert", classifier, hf.SqueezeBertForSequenceClassification,
+text("squeezebert", classifier, hf.SqueezeBertForSequenceClassification,
       lambda: hf.SqueezeBertConfig(**SMALL, **STILL, embedding_size=32))  # fmt: skip
-_text("layoutlm", classifier, hf.LayoutLMForSequenceClassification,
+text("layoutlm", classifier, hf.LayoutLMForSequenceClassification,
       lambda: hf.LayoutLMConfig(**SMALL, **STILL, max_2d_position_embeddings=32))  # fmt: skip
-_text("roformer", classifier, hf.RoFormerForSequenceClassification,
+text("roformer", classifier, hf.RoFormerForSequenceClassification,
       lambda: hf.RoFormerConfig(**SMALL, **STILL, embedding_size=16))  # fmt: skip
-_text("xlnet", classifier, hf.XLNetForSequenceClassification,
+text("xlnet", classifier, hf.XLNetForSequenceClassification,
       lambda: hf.XLNetConfig(vocab_size=64, d_model=32, n_layer=2, n_head=4, d_inner=64,
                              num_labels=5, use_mems_eval=False))  # fmt: skip
-_text("esm", classifier, hf.EsmForSequenceClassification,
+text("esm", classifier, hf.EsmForSequenceClassification,
       lambda: hf.EsmConfig(**SMALL, **STILL, position_embedding_type="rotary", pad_token_id=1,
                            emb_layer_norm_before=True))  # fmt: skip
 
-_text("lfm2", decoder, hf.Lfm2ForCausalLM,
+text("lfm2", decoder, hf.Lfm2ForCausalLM,
       lambda: hf.Lfm2Config(**SMALL, **KEYS, **ENDS, conv_L_cache=3,
                             layer_types=["conv", "full_attention"]))  # fmt: skip
 

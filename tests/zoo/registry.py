@@ -26,7 +26,7 @@ class Architecture:
         loss: ``cross-entropy`` or ``mse``, of the first output.
         rate: of the five steps of SGD: what moves parameters by about a hundredth without
             amplifying rounding.
-        sample: among the ten that every test run checks.
+        sample: among the few that every test run checks.
     """
 
     name: str

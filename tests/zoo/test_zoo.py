@@ -1,6 +1,6 @@
 """Every net of the zoo, by every exporter, trains as it does in PyTorch.
 
-``-m 'zoo and sample'`` takes ten nets. ``python -m tests.zoo`` prints the figures.
+``-m 'zoo and sample'`` takes a few nets. ``python -m tests.zoo`` prints the figures.
 """
 
 from __future__ import annotations
