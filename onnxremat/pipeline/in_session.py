@@ -25,6 +25,7 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unexplained
 from onnxremat.pipeline.shared_buffers import order_check
+from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced
