@@ -222,11 +222,17 @@ def test_a_system_without_limits_says_so(
 
 def test_a_refused_step_says_what_a_trainer_does_without(warm: None) -> None:
     train = onnxremat.Training(optimizer="adamw")
-    asked = onnxremat.Settings(threads=1, train=train, measure=False)
-    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
-        onnxremat.optimize(models.build("mlp"), budget="0.01x", settings=asked)
-    assert "old ones, and --not-counted updates plans for that" in refused.value.hint
-    asked = dataclasses.replace(asked, not_counted=("updates",))
-    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
-        onnxremat.optimize(models.build("mlp"), budget="0.01x", settings=asked)
-    assert "--not-counted" not in refused.value.hint
+    asked = onnxremat.Settings(
+        threads=1, target="portable", train=train, measure=False, split_batch=(), fission=()
+    )
+    options = onnxremat.PlanOptions(work=50, threads=1)
+
+    def hint(settings: onnxremat.Settings) -> str:
+        with pytest.raises((InfeasibleError, NoPlanError)) as refused:
+            onnxremat.optimize(
+                models.build("mlp"), budget="0.01x", settings=settings, options=options
+            )
+        return refused.value.hint
+
+    assert "old ones, and --not-counted updates plans for that" in hint(asked)
+    assert "--not-counted" not in hint(dataclasses.replace(asked, not_counted=("updates",)))
