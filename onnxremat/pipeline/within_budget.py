@@ -102,8 +102,10 @@ class Smallest:
     def as_answer(self, limit: Limit, unfit: Unfit[Solution]) -> Candidate:
         """The plan for a limit for which no other was found in time."""
         proof, plan = unfit.found.certificate, self.candidate.plan
-        allowed = limit.of(self.candidate.artifact.beside)
-        return for_limit(self.candidate, allowed).told(
+        answer = for_limit(self.candidate, limit.of(self.candidate.artifact.beside))
+        if not (proof.any_order or self.candidate.prepared.settings.fixed_order):
+            return answer  # what is proven of one order says nothing of a plan in another
+        return answer.told(
             bound=min(proof.bound, plan.provenance.seconds),
             bound_kind=proof.kind,
             any_order=proof.any_order,
