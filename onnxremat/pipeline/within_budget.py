@@ -102,9 +102,12 @@ class Smallest:
     def as_answer(self, limit: Limit, unfit: Unfit[Solution]) -> Candidate:
         """The plan for a limit for which no other was found in time."""
         proof, plan = unfit.found.certificate, self.candidate.plan
+        prepared = self.candidate.prepared
         answer = for_limit(self.candidate, limit.of(self.candidate.artifact.beside))
-        if not (proof.any_order or self.candidate.prepared.settings.fixed_order):
-            return answer  # what is proven of one order says nothing of a plan in another
+        # What is proven of one order, or of the batch whole, says nothing of other plans.
+        same = prepared.graph is unfit.target.prepared.graph
+        if not (same and (proof.any_order or prepared.settings.fixed_order)):
+            return answer
         return answer.told(
             bound=min(proof.bound, plan.provenance.seconds),
             bound_kind=proof.kind,

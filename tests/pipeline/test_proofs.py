@@ -13,13 +13,14 @@ from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematErro
 from onnxremat.fission import choose
 from onnxremat.pipeline import batch_split
 from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.closed_loop import Aim, carried_out
+from onnxremat.pipeline.closed_loop import Aim, Unfit, carried_out
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.ways import plan_within_budget
+from onnxremat.pipeline.within_budget import Smallest
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.solution import Certificate, Solution, Status
@@ -81,6 +82,10 @@ def test_a_proof_for_one_order_is_not_told_of_a_plan_in_another(order: tuple[int
     about, same = candidate.plan.provenance, order == (0, 1, 2)
     assert about.any_order is not same
     assert about.bound == pytest.approx((2 if same else 1) * least)
+    other = replace(found, certificate=Certificate(least, "store-all", any_order=True))
+    smallest = Smallest(carried_out(target, Aim(target.limits), other, other)[0], [*order], 0, "")
+    answer = smallest.as_answer(target.limit, Unfit(target, first, {"cpu": 1}))
+    assert answer.plan.provenance.bound_kind == "store-all"
 
 
 def test_what_is_not_tried() -> None:
