@@ -348,7 +348,7 @@ class OneSession:
 
     def build(self, aim: Aim, found: Solution, first: Solution) -> InOneSession:
         """Rewrite; onnxruntime is asked how it fuses the model only where that would fit. It is not
-        asked without time, so that one rewrite is enough then."""
+        asked without time, so that one rewrite of what fits is enough then."""
         plan, made = self._plan(found, first), None
         if self.sketched or not no_time(self.prepared, self.log):
             made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
