@@ -245,7 +245,6 @@ def open_annotated(
     Raises:
         ModelError: onnxruntime refuses the model.
     """
-
     made = session_options(TUNED)
     made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     rules = "; ".join(f"{device.provider}(={device.name})" for device in devices)

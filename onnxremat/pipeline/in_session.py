@@ -30,7 +30,7 @@ from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced
 from onnxremat.planner.semantics import seconds
-from onnxremat.planner.solution import Solution
+from onnxremat.planner.solution import Certificate, Solution
 from onnxremat.rewrite.emit import Rewritten, rewrite
 from onnxremat.rewrite.pins import is_added, open_ends
 from onnxremat.rewrite.unpacked import beyond
@@ -348,7 +348,7 @@ class OneSession:
 
     def build(self, aim: Aim, found: Solution, first: Solution) -> InOneSession:
         """Rewrite; onnxruntime is asked how it fuses the model only where that would fit. It is not
-        asked without time, so that one rewrite is enough then."""
+        asked without time, so that one rewrite of what fits is enough then."""
         plan, made = self._plan(found, first), None
         if self.sketched or not no_time(self.prepared, self.log):
             made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
@@ -373,15 +373,18 @@ class OneSession:
         prepared, reduced = self.prepared, self.reduced
         assert found.sequence is not None
         store_all = seconds(reduced.problem, reduced.problem.store_all())
-        bound = max(first.certificate.bound, store_all)
+        proof = first.certificate
+        if not first.proves_of(found.schedule):
+            proof = Certificate(store_all, "store-all", any_order=True)
+        bound = max(proof.bound, store_all)
         gap = max(0.0, found.time - bound) / store_all if store_all else 0.0
         provenance = Provenance(
             planner=found.planner,
             status="optimal" if gap <= 1e-5 else "feasible",
             bound=min(bound, found.time),
-            bound_kind=first.certificate.kind,
-            any_order=first.certificate.any_order,
-            staged=first.certificate.staged,
+            bound_kind=proof.kind,
+            any_order=proof.any_order,
+            staged=proof.staged,
             seconds=found.time,
             store_all_seconds=store_all,
             plan_seconds=first.plan_seconds + (found.plan_seconds if found is not first else 0),

@@ -200,10 +200,8 @@ def proven(problem: Problem, solution: Solution, first: Solution, gap: float) ->
 def bounded(problem: Problem, solution: Solution, other: Solution, gap: float) -> Solution:
     """A solution that has a schedule, with what another one proves of it. A proof for one order of
     first runs says nothing of another."""
-    proof, theirs = other.certificate, other.schedule
-    assert solution.schedule is not None
-    same = theirs is not None and theirs.first_runs == solution.schedule.first_runs
-    if not proof.any_order and not same:
+    proof = other.certificate
+    if not other.proves_of(solution.schedule):
         proof = Certificate(problem.least_seconds, "least run", True)
     found = replace(
         solution,

@@ -102,8 +102,13 @@ class Smallest:
     def as_answer(self, limit: Limit, unfit: Unfit[Solution]) -> Candidate:
         """The plan for a limit for which no other was found in time."""
         proof, plan = unfit.found.certificate, self.candidate.plan
-        allowed = limit.of(self.candidate.artifact.beside)
-        return for_limit(self.candidate, allowed).told(
+        prepared = self.candidate.prepared
+        answer = for_limit(self.candidate, limit.of(self.candidate.artifact.beside))
+        # What is proven of one order, or of the batch whole, says nothing of other plans.
+        same = prepared.graph is unfit.target.prepared.graph
+        if not (same and (proof.any_order or prepared.settings.fixed_order)):
+            return answer
+        return answer.told(
             bound=min(proof.bound, plan.provenance.seconds),
             bound_kind=proof.kind,
             any_order=proof.any_order,

@@ -136,7 +136,8 @@ class Incumbent:
     @property
     def elsewhere(self) -> bool:
         """The best schedule has another order than the one that bounds are proven of."""
-        return self.tied and self.best is not self.kept
+        with self.lock:  # or a better one in that order comes in between
+            return self.tied and self.best is not self.kept
 
     @property
     def beaten(self) -> bool:

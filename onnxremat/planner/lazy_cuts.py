@@ -176,8 +176,9 @@ class LazyCuts:
         return more
 
     def _tie(self) -> None:
-        """Say whether bounds are of one order that the planner, on one device, may leave."""
-        incumbent, alone = self.incumbent, self.problem.devices == 1
+        """Say whether bounds are of one order that the planner, on one device, may leave; those of
+        the makespan are for every order."""
+        incumbent, alone = self.incumbent, self.problem.devices == 1 and not self.parallel
         free = self.places.free or incumbent.fixed_order or bool(self.options.method.rung)
         incumbent.tied = alone and not free
 

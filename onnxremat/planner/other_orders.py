@@ -42,21 +42,23 @@ def in_other_orders(climb: Portfolio, options: PlanOptions) -> None:
     while incumbent.tied and incumbent.best is not None and not incumbent.stopped():
         if incumbent.value - incumbent.free.seconds <= incumbent.gap * incumbent.total:
             return
-        late = incumbent.elapsed > TUNING.late * incumbent.limit
-        if not incumbent.elsewhere and (late or not incumbent.closed):
+        settled = incumbent.closed and not incumbent.elsewhere
+        if settled and incumbent.elapsed > TUNING.late * incumbent.limit:
             return
-        part = min(TUNING.share * incumbent.elapsed, TUNING.most * incumbent.limit)
-        found = _loosened(climb, pays * part)
-        if found is not None:
-            incumbent.offer(found, "annealing")
-        moved = incumbent.moved
-        if moved is None or not incumbent.elsewhere:
-            return
-        pays = TUNING.again
-        incumbent.follow(moved.schedule.first_runs)
-        climb = Portfolio.of(incumbent, list(incumbent.order), options)
-        climb.tried = len(climb.tuning.depths)  # repair from store-all is of no use by now
-        climb.run()
+        if settled or incumbent.elsewhere:
+            part = min(TUNING.share * incumbent.elapsed, TUNING.most * incumbent.limit)
+            found = _loosened(climb, pays * part)
+            if found is not None:
+                incumbent.offer(found, "annealing")
+            moved = incumbent.moved
+            if moved is not None and incumbent.elsewhere:
+                pays = TUNING.again
+                incumbent.follow(moved.schedule.first_runs)
+                climb = Portfolio.of(incumbent, list(incumbent.order), options)
+                climb.tried = len(climb.tuning.depths)  # repair from store-all is of no use by now
+            elif incumbent.closed:
+                return
+        climb.run()  # in the same order, where what was found last is in that
 
 
 def _loosened(climb: Portfolio, patience: float) -> Schedule | None:

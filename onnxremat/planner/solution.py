@@ -25,8 +25,8 @@ class Certificate:
     Attributes:
         bound: seconds; ``inf`` when the budgets are proven infeasible.
         kind: which argument gave it (``store-all``, ``single-cut``, ``lazy-cuts``, ...).
-        any_order: True when it holds for every order of the ops, not only the base order of
-            first runs.
+        any_order: True when it holds for every order of the ops, not only for the order of first
+            runs that the schedule beside it has.
         staged: True when it holds only for schedules that run each op at most once per stage (and
             device), in base order (the class that Checkmate's model and its kin search).
     """
@@ -95,6 +95,13 @@ class Solution:
         if self.schedule is None:
             return inf
         return max(0.0, self.value - self.certificate.bound) / max(1e-300, self.reference)
+
+    def proves_of(self, other: Schedule | None) -> bool:
+        """Whether the certificate says something of another schedule: a proof for one order of
+        first runs says nothing of those in another."""
+        own = self.schedule
+        same = own is not None and other is not None and own.first_runs == other.first_runs
+        return self.certificate.any_order or same
 
 
 def unsolved(status: Status, certificate: Certificate, notes: tuple[str, ...] = ()) -> Solution:

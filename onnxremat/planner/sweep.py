@@ -135,14 +135,10 @@ def tightened(points: Sequence[Point], close: float = 0.0) -> list[Point]:
     return result
 
 
-def _order(solution: Solution) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(solution.sequence or ()))
-
-
 def _with_sequence(solution: Solution, found: Solution) -> Solution:
     """The answer with the sequence of a smaller budget's, and its own bound where that applies."""
     proof = solution.certificate
-    if proof.bound == inf or not (proof.any_order or _order(found) == _order(solution)):
+    if proof.bound == inf or not solution.proves_of(found.schedule):
         proof = Certificate(0.0, "none", any_order=True)
     note = "the plan of a smaller budget is the fastest known"
     return replace(
@@ -153,8 +149,8 @@ def _with_sequence(solution: Solution, found: Solution) -> Solution:
 
 def _with_bound(solution: Solution, above: Solution) -> Solution:
     """The answer with the bound of a larger budget's, where that is stronger and applies."""
-    proof, same = above.certificate, _order(above) == _order(solution) != ()
-    if proof.staged or not (proof.any_order or same):
+    proof = above.certificate
+    if proof.staged or not above.proves_of(solution.schedule):
         return solution
     if proof.bound <= solution.certificate.bound:
         return solution

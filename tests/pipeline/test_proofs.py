@@ -13,10 +13,17 @@ from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematErro
 from onnxremat.fission import choose
 from onnxremat.pipeline import batch_split
 from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.closed_loop import Aim, Unfit, carried_out
+from onnxremat.pipeline.in_session import OneSession
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.optimize import Request, optimize
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.ways import plan_within_budget
+from onnxremat.pipeline.within_budget import Smallest
 from onnxremat.planner.options import Method, PlanOptions
+from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.session.process import PARTS
 from onnxremat.units import parse_budget
 from tests.pipeline.test_fission import WHOLE, chain
@@ -52,6 +59,33 @@ def test_what_was_asked_to_be_whole() -> None:
     for whole in ({"fission": ()}, {"split_batch": ()}, {"fixed_order": True}):
         prepared = prepare(chain(), replace(ASKED, **whole))
         assert isinstance(_refused(prepared, WHOLE // 2), InfeasibleError), whole
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+def test_a_proof_for_one_order_is_not_told_of_a_plan_in_another(order: tuple[int, ...]) -> None:
+    """A plan that is repeated for fewer bytes may have another order than the one before."""
+    model = parse("""g (float[64] x, float[64] z) => (float[64] y) {
+        a = Sin(x) b = Cos(z) y = Mul(a, b) }""")
+    prepared = prepare(model, replace(ASKED, target="none", measure=False))
+    problem = prepared.reduced.problem
+    least = problem.least_seconds
+    first, found = (
+        Solution(
+            Status.FEASIBLE, Schedule.of(problem, steps), least, (0,),
+            Certificate(2 * least, "lazy-cuts(3)", any_order=False), "annealing",
+        )
+        for steps in ((0, 1, 2), order)
+    )  # fmt: skip
+    found = replace(found, time=3 * least)
+    target = OneSession(prepared, Limit(1 << 40), Phases())
+    candidate, _ = carried_out(target, Aim(target.limits), found, first)
+    about, same = candidate.plan.provenance, order == (0, 1, 2)
+    assert about.any_order is not same
+    assert about.bound == pytest.approx((2 if same else 1) * least)
+    other = replace(found, certificate=Certificate(least, "store-all", any_order=True))
+    smallest = Smallest(carried_out(target, Aim(target.limits), other, other)[0], [*order], 0, "")
+    answer = smallest.as_answer(target.limit, Unfit(target, first, {"cpu": 1}))
+    assert answer.plan.provenance.bound_kind == "store-all"
 
 
 def test_what_is_not_tried() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,12 +13,13 @@ import onnxremat
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.prepare import prepare
-from onnxremat.planner import ladder
+from onnxremat.planner import ladder, other_orders
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.problem_lists import reordered
+from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.solution import Status
 from onnxremat.units import parse_budget
 from tests.planner.graphs import ones
@@ -87,4 +90,39 @@ def test_a_bound_of_one_order_is_beaten_by_a_schedule_of_another() -> None:
     made.follow(range(3))
     assert not made.tied
     assert not made.elsewhere
+    assert made.kept is not None
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_bounds_of_the_makespan_are_of_no_order(parallel: bool) -> None:
+    problem = ones([[], [0], [0]])
+    made = Incumbent.of(problem, 1 << 40, PlanOptions())
+    cuts: Any = SimpleNamespace(
+        incumbent=made, problem=problem, options=PlanOptions(), parallel=parallel,
+        places=SimpleNamespace(free=False),
+    )  # fmt: skip
+    LazyCuts._tie(cuts)
+    assert made.tied is not parallel
+
+
+@pytest.mark.parametrize("first", [[0, 2, 0, 1, 0, 3], [0, 1, 0, 2, 0, 3]])
+def test_what_is_found_in_the_same_order_ends_nothing(
+    first: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither proven optimal there nor beaten by what another order has: it goes on in time."""
+    problem = ones([[], [0], [0], [0]])
+    made = Incumbent.of(problem, 1 << 40, PlanOptions())
+    made.offer(first, "annealing")
+    made.tied = True
+    better = Schedule.of(problem, [0, 1, 0, 2, 3])
+    monkeypatch.setattr(other_orders, "_loosened", lambda *_: better)
+    ran = list[float]()
+
+    def run() -> None:
+        ran.append(made.value)
+        made.limit = 0.0
+
+    climb: Any = SimpleNamespace(incumbent=made, run=run)
+    other_orders.in_other_orders(climb, PlanOptions())
+    assert len(ran) == 1
     assert made.kept is not None
