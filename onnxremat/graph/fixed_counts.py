@@ -11,8 +11,8 @@ from onnx import helper
 
 from onnxremat.graph.ir import Graph, Op
 
-# Ops whose first result is as long as their data say, and the axis along which it is.
-FOUND_ALONG = {"NonZero": 1, "Unique": 0, "NonMaxSuppression": 0}
+# Ops whose first result is as long as their data say: the axis along which it is, of so many.
+FOUND_ALONG = {"NonZero": (1, 2), "Unique": (0, 1), "NonMaxSuppression": (0, 2)}
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,22 @@ def fixed_count(
     along = FOUND_ALONG.get(op.op_type) if op.standard else None
     if along is None or any(a.name == "axis" for a in op.node.attribute):
         return None
-    found = _taken_apart(graph, op.outputs[0], along, constant_of)
+    found = _taken_apart(graph, op.outputs[0], *along, constant_of)
     return FixedCount(op, *found) if found else None
 
 
 def _taken_apart(
-    graph: Graph, name: str, axis: int, constant_of: Callable[[str], np.ndarray | None]
+    graph: Graph, name: str, axis: int, rank: int, constant_of: Callable[[str], np.ndarray | None]
 ) -> tuple[Op, int] | None:
     for index in graph.readers.get(name, ()):
         op = graph.ops[index]
         settings = {a.name: helper.get_attribute_value(a) for a in op.node.attribute}
-        if op.op_type == "Transpose" and op.standard and "perm" in settings:
-            read = settings["perm"].index(axis)
-            if found := _taken_apart(graph, op.outputs[0], read, constant_of):
+        if op.op_type == "Transpose" and op.standard:
+            read = list(settings.get("perm", range(rank)[::-1])).index(axis)
+            if found := _taken_apart(graph, op.outputs[0], read, rank, constant_of):
                 return found
-        elif op.op_type == "Split" and op.standard and settings.get("axis", 0) == axis:
-            lengths = constant_of(op.inputs[1]) if len(op.inputs) > 1 else None
-            if lengths is not None and lengths.sum():
-                return op, int(lengths.sum())
+        elif op.op_type == "Split" and op.standard and settings.get("axis", 0) % rank == axis:
+            lengths = constant_of(op.inputs[1]) if len(op.inputs) > 1 else settings.get("split")
+            if lengths is not None and (count := int(np.sum(lengths))):
+                return op, count
     return None

@@ -48,7 +48,8 @@ class Asked:
         readers here: what has more of them is fused no sooner.
 
         Raises:
-            ModelError: a session with default options would take too long to open it.
+            ModelError: a session with default options would take too long to open it, or it hides
+                shapes and there is no time to see what is fused then.
         """
         known, whole = self.prepared.lasting, self.prepared.graph
         shown = SHOWN in graph.tensors
@@ -57,6 +58,8 @@ class Asked:
         if opening(graph) > LONGEST:
             raise ModelError("a session with default options takes too long to open it")
         if no_time(self.prepared, self.log):
+            if shown:  # without shapes other ops may be fused, which nothing here tells
+                raise ModelError("there is no time to see what is fused of it")
             here, before = graph.readers, whole.readers
             return {n for n in known or () if len(here.get(n, ())) >= len(before.get(n, ()))}
         return lasting_tensors(to_model(graph), self.prepared.folder)

@@ -322,7 +322,7 @@ class Portfolio:
         slice_ = tuning.turn + tuning.per_op * self.lists.problem.ops
         single, walks = self.lists.problem.devices == 1, Walks(self, self.search, bool)
         runs = walks.each()
-        while not incumbent.over():
+        while not (incumbent.over() or (incumbent.elsewhere and not more)):
             whole = single or incumbent.parallel or self.lazy.places.free
             rest = max(slice_, incumbent.left if whole else 0.5 * incumbent.left)
             turn = slice_ if more else rest
@@ -333,8 +333,6 @@ class Portfolio:
             else:
                 self.anneal(self.search, turn, bool, next(heats))
             if self.best() is None and self.start is None and self.lazy.last is None:
-                return
-            if not more and incumbent.elsewhere:
                 return
             if more and not incumbent.over():
                 begin = incumbent.elapsed
