@@ -61,11 +61,13 @@ class Aim:
     Attributes:
         limits: bytes per device; less than the budgets once carrying a plan out took more.
         price: seconds per partition, likewise, on devices whose partitions hold their buffers.
+        order: of first runs, of which alone something is proven: () where that is any.
     """
 
     limits: Mapping[str, float]
     price: Mapping[str, float] = field(default_factory=dict)
     rounds: int = 0
+    order: tuple[int, ...] = ()
 
     def less(self, planned: Mapping[str, float], over: Mapping[str, int]) -> Aim:
         """The aim of the next round.

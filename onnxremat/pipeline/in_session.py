@@ -26,6 +26,7 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import unexplained
 from onnxremat.pipeline.shared_buffers import order_check
 from onnxremat.pipeline.time_left import no_time
+from onnxremat.planner.ladder import solve_in_order
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced
@@ -340,7 +341,12 @@ class OneSession:
     def solve(self, aim: Aim, options: PlanOptions, warm: Sequence[int] | None = None) -> Solution:
         """Plan; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
         options = replace(options, fixed_order=self.prepared.settings.fixed_order)
-        return plan_by(self.reduced.problem, int(aim.limits[CPU]), options, warm)
+        problem, limit = self.reduced.problem, int(aim.limits[CPU])
+        if aim.order and options.method.ladder:
+            found = solve_in_order(problem, limit, options, aim.order)
+            if found.schedule is not None:
+                return found
+        return plan_by(problem, limit, options, warm)
 
     def start(self, found: Solution) -> Sequence[int] | None:
         """Ops in execution order."""
@@ -361,8 +367,11 @@ class OneSession:
         return made.opened_in(limit).told(budget=limit + made.beside)
 
     def lower(self, aim: Aim, found: Solution, artifact: object, over: Mapping[str, int]) -> Aim:
-        """See :class:`~onnxremat.pipeline.closed_loop.Target`."""
-        return aim.less({CPU: found.peak}, over)
+        """See :class:`~onnxremat.pipeline.closed_loop.Target`. A plan that is repeated keeps its
+        order where only of that something is proven."""
+        assert found.schedule is not None
+        order = () if found.certificate.any_order else found.schedule.first_runs
+        return replace(aim.less({CPU: found.peak}, over), order=order)
 
     def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
         """What is known without looking for a budget that works."""

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from onnxremat.planner import search
@@ -31,7 +31,7 @@ from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.order import best_order
 from onnxremat.planner.problem import Problem
-from onnxremat.planner.problem_lists import ProblemLists
+from onnxremat.planner.problem_lists import ProblemLists, reordered
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import peak
 from onnxremat.planner.solution import Solution
@@ -101,6 +101,24 @@ def solve(
         orders = [problem.store_all()]
     _climb(incumbent, lists, options, orders)
     return incumbent.solution()
+
+
+def solve_in_order(
+    problem: Problem, budgets: int | Sequence[float], options: PlanOptions, order: Sequence[int]
+) -> Solution:
+    """:func:`solve` with first runs in one order.
+
+    Raises:
+        ValueError: not one budget per device, or no order of the ops.
+    """
+    from onnxremat.planner.portfolio import renamed
+
+    names = list(order)
+    fixed = replace(options, fixed_order=True)
+    found = solve(reordered(problem, names), budgets, fixed)
+    if found.schedule is None:
+        return found
+    return replace(found, schedule=renamed(found.schedule, names))
 
 
 def _trivial(incumbent: Incumbent, lists: ProblemLists, options: PlanOptions) -> bool:

@@ -26,6 +26,7 @@ from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.session.process import PARTS
 from onnxremat.units import parse_budget
+from tests.limits import LONG
 from tests.pipeline.test_fission import WHOLE, chain
 from tests.toolbox import parse, wide_chain
 
@@ -86,6 +87,24 @@ def test_a_proof_for_one_order_is_not_told_of_a_plan_in_another(order: tuple[int
     smallest = Smallest(carried_out(target, Aim(target.limits), other, other)[0], [*order], 0, "")
     answer = smallest.as_answer(target.limit, Unfit(target, first, {"cpu": 1}))
     assert answer.plan.provenance.bound_kind == "store-all"
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_repeated_plan_keeps_the_order_of_which_alone_something_is_proven(proven: bool) -> None:
+    model = parse("""g (float[64] x, float[64] z) => (float[64] y) {
+        a = Sin(x) b = Cos(z) y = Mul(a, b) }""")
+    prepared = prepare(model, replace(ASKED, target="none", measure=False))
+    problem, order = prepared.reduced.problem, (1, 0, 2)
+    first = Solution(
+        Status.FEASIBLE, Schedule.of(problem, order), problem.least_seconds, (0,),
+        Certificate(problem.least_seconds, "cuts", any_order=proven), "annealing",
+    )  # fmt: skip
+    target = OneSession(prepared, Limit(1 << 40), Phases())
+    first = replace(first, peaks=(1 << 30,))
+    aim = target.lower(Aim(target.limits), first, None, {"cpu": 1})
+    again = target.solve(aim, PlanOptions(time_limit=LONG))
+    assert again.schedule is not None
+    assert again.schedule.first_runs == ((0, 1, 2) if proven else order)
 
 
 def test_what_is_not_tried() -> None:

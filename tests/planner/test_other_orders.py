@@ -20,6 +20,7 @@ from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.problem_lists import reordered
 from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import peak, seconds
 from onnxremat.planner.solution import Status
 from onnxremat.units import parse_budget
 from tests.planner.graphs import ones
@@ -126,3 +127,21 @@ def test_what_is_found_in_the_same_order_ends_nothing(
     other_orders.in_other_orders(climb, PlanOptions())
     assert len(ran) == 1
     assert made.kept is not None
+
+
+def test_a_plan_for_less_keeps_the_order_that_was_proven_of(
+    step: tuple[Problem, int], warm: None
+) -> None:
+    problem, budget = step
+    first = ladder.solve(problem, budget, WORK)
+    order = first.schedule.first_runs
+    assert order != tuple(range(problem.ops))
+    less = first.peak - 1
+    again = ladder.solve_in_order(problem, less, WORK, order)
+    assert again.schedule.first_runs == order
+    assert first.proves_of(again.schedule)
+    assert peak(problem, again.schedule) <= less
+    assert seconds(problem, again.schedule) == pytest.approx(again.time)
+    assert again.time >= first.certificate.bound
+    nothing = ladder.solve_in_order(problem, 1, WORK, order)
+    assert nothing.schedule is None
