@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from os import fstat
+from os.path import samestat
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -28,13 +30,13 @@ def check_outputs(given: Mapping[str, Any]) -> None:
     """
     outputs = {name: str(given[name]) for name in OUTPUTS if given.get(name)}
     inputs = [value for name, value in given.items() if name not in OUTPUTS]
-    read = {place for value in inputs for path in _paths(value) if (place := _place(path))}
-    seen: set[object] = set()
+    read = {place: path for value in inputs for path in _paths(value) if (place := _place(path))}
+    seen: dict[object, str] = {}
     for path in outputs.values():
         if path == "-":
             raise UsageError("nothing is written to a pipe: '-'", hint="give the name of a file")
         file = _place(path) or str(Path.cwd() / path)
-        if file in read:
+        if isinstance(file, tuple) and file in read and _one_file(path, read[file]):
             raise UsageError(
                 f"the output is the input: {path}", hint="choose another name for the output"
             )
@@ -42,9 +44,24 @@ def check_outputs(given: Mapping[str, Any]) -> None:
             from onnxremat.graph.onnx_io import overwrites
 
             raise overwrites(path)
-        if file in seen:
+        if file in seen and (isinstance(file, str) or _one_file(path, seen[file])):
             raise UsageError(f"two outputs are one file: {path}", hint="choose another name")
-        seen.add(file)
+        seen[file] = path
+
+
+def _one_file(one: str, other: str) -> bool:
+    """Whether two names whose files had the same number, one after the other, are of one file.
+
+    Both are open as they are compared: what another process puts in the place of the first may
+    leave its number to the second.
+    """
+    try:
+        with Path(one).open("rb") as first, Path(other).open("rb") as second:
+            return samestat(fstat(first.fileno()), fstat(second.fileno()))
+    except FileNotFoundError:
+        return False
+    except OSError:  # one that may not be read
+        return True
 
 
 def _paths(value: Any) -> list[str]:
