@@ -23,7 +23,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_a_file_by_another_name(files: tuple[str, str], link: object) -> None:
     one, other = files
-    os.remove(other)
+    Path(other).unlink()
     link(one, other)  # type: ignore[operator]
     with pytest.raises(UsageError, match="two outputs are one file"):
         check_outputs({"export": one, "checkpoint": other})
@@ -46,7 +46,7 @@ def test_a_number_that_was_given_to_another_file_in_between(
     one, other = files
     check_outputs({"export": one, "checkpoint": other})
     check_outputs({"model": one, "output": other})
-    os.remove(other)
+    Path(other).unlink()
     check_outputs({"export": one, "checkpoint": other})
     with pytest.raises(UsageError, match="two outputs are one file"):
         check_outputs({"export": one, "checkpoint": one})
