@@ -85,6 +85,7 @@ def test_images_that_grow(copied: list[int], monkeypatch: pytest.MonkeyPatch) ->
     assert sum(copied) > 100
 
 
+@pytest.mark.slow
 def test_what_is_made_again(copied: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     held, again = _ways(residual())
     found = Choosers([held, again]).within(int(0.8 * IMAGE)).regions

@@ -95,7 +95,7 @@ def _agrees(graph: Graph, parts: Graph, peak: int) -> None:
     assert peak == pytest.approx(live, rel=0.02, abs=512)
 
 
-@pytest.mark.parametrize("net", [residual, gated])
+@pytest.mark.parametrize("net", [pytest.param(residual, marks=pytest.mark.slow), gated])
 def test_less_than_an_image_is_held_until_its_sums_are_known(
     net: Callable[[], onnx.ModelProto],
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_value_read_in_two_layouts_is_held_once(prepared: Prepared) -> None:
     assert live <= found.peak + 512  # and bounds, which are found as it runs
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_whole_is_not_run_where_parts_give_what_the_original_does(
     prepared: Prepared, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,6 +325,7 @@ def test_regions_are_not_made_in_less_time_than_a_run_takes(over: Any) -> None:
     assert not why
 
 
+@pytest.mark.slow
 def test_the_same_regions_are_made_ready_once(over: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where their constants alone miss the budget (they are not priced here), and nothing smaller
     is found."""
