@@ -75,11 +75,19 @@ def bounds_of(graph: Graph, facts: Facts, region: Region) -> dict[str, list[Span
 
 
 def length_of(graph: Graph, facts: Facts, region: Region, name: str) -> int:
-    """Of the axis of a result, or of what is summed, that is in parts."""
+    """Of the axis of a result, or of what is summed, that is in parts.
+
+    Raises:
+        CannotSplitError: there is no such axis, as of a region that was moved to another layer.
+    """
     if name in region.sums:
-        summed = graph.ops[graph.producer[name]].inputs[0]
-        return facts.shape(summed)[region.sums[name]]
-    return facts.shape(name)[region.results[name]]
+        name, axis = graph.ops[graph.producer[name]].inputs[0], region.sums[name]
+    else:
+        axis = region.results[name]
+    shape = facts.shape(name)
+    if axis >= len(shape):
+        raise CannotSplitError(f"'{name}' has no axis {axis}")
+    return shape[axis]
 
 
 def _part(
