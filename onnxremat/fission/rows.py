@@ -85,7 +85,7 @@ def length_of(graph: Graph, facts: Facts, region: Region, name: str) -> int:
     else:
         axis = region.results[name]
     shape = facts.shape(name)
-    if axis >= len(shape):
+    if not 0 <= axis < len(shape):
         raise CannotSplitError(f"'{name}' has no axis {axis}")
     return shape[axis]
 

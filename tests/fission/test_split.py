@@ -16,10 +16,11 @@ from onnxremat.fission.candidates import Regions
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Prices, Whole
 from onnxremat.fission.region import Region
+from onnxremat.fission.rows import rows_of
 from onnxremat.fission.split import split
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.graph.spans import CannotSplitError
+from onnxremat.graph.spans import CannotSplitError, Facts
 from onnxremat.ort.infer import build_graph
 from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import image_net, token_net
@@ -158,3 +159,11 @@ def test_what_is_in_parts_goes_in_parts_again() -> None:
     again = build_graph(to_model(split(once, [Region((joined,), {"b": 1}, (1, 1), {})], 1)))
     assert len(again.ops) > len(once.ops)
     np.testing.assert_array_equal(run(again).outputs["y"], run(whole).outputs["y"])
+
+
+@pytest.mark.parametrize("axis", [2, -1])
+def test_a_region_along_an_axis_that_is_not_there(axis: int) -> None:
+    graph = graph_of("g (float[4, 4] x) => (float[4, 4] y) { a = Relu(x) y = Sin(a) }")
+    region = Region(tuple(op.name for op in graph.ops), {"y": axis}, (1, 1), {})
+    with pytest.raises(CannotSplitError, match="no axis"):
+        rows_of(graph, Facts(graph), region)
