@@ -139,10 +139,10 @@ def decision_transformer() -> Net:
 # ---- timm, own -------------------------------------------------------------------------------
 
 vision("sequencer", "sequencer2d_s", 32, layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 16),
-            hidden_sizes=(8, 8, 8, 8), patch_sizes=(4, 2, 1, 1))  # fmt: skip
+       hidden_sizes=(8, 8, 8, 8), patch_sizes=(4, 2, 1, 1))  # fmt: skip
 vision("starnet", "starnet_s1", base_dim=8, depths=(1, 1, 1, 1))
 vision("pit", "pit_ti_224", 32, img_size=32, patch_size=8, stride=4, base_dims=(8, 8, 8),
-            depth=(1, 1, 1), heads=(1, 2, 4))  # fmt: skip
+       depth=(1, 1, 1), heads=(1, 2, 4))  # fmt: skip
 
 
 class _Spectrum(nn.Module):

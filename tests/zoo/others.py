@@ -126,11 +126,11 @@ vision("mambaout", "mambaout_femto", dims=(16, 16, 32, 32), **FOUR)
 vision("davit", "davit_tiny", num_heads=(1, 2, 2, 4), window_size=4, **FOUR, **DIMS)
 vision("pvt_v2", "pvt_v2_b0", num_heads=(1, 2, 2, 4), **FOUR, **DIMS)
 vision("convit", "convit_tiny", 32, img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=4,
-      local_up_to_layer=2)  # fmt: skip
+       local_up_to_layer=2)  # fmt: skip
 vision("visformer", "visformer_tiny", img_size=64, embed_dim=32, depth=(1, 1, 1), num_heads=2,
-      init_channels=8)  # fmt: skip
+       init_channels=8)  # fmt: skip
 vision("tnt", "tnt_s_patch16_224", 32, img_size=32, patch_size=8, embed_dim=32, inner_dim=8,
-      depth=2, num_heads_inner=2, num_heads_outer=4)  # fmt: skip
+       depth=2, num_heads_inner=2, num_heads_outer=4)  # fmt: skip
 vision("repvit", "repvit_m0_9", embed_dim=(16, 16, 32, 32), depth=(1, 1, 1, 1))
 vision("swiftformer", "swiftformer_xs", layers=(1, 1, 1, 1), **DIMS)
 vision("inception_next", "inception_next_atto", dims=(16, 24, 32, 48), **FOUR)
@@ -143,7 +143,7 @@ Config = Callable[[], hf.PretrainedConfig]
 
 
 def text(name: str, make: Callable[[type, hf.PretrainedConfig], Net], kind: type,
-          config: Config) -> None:  # fmt: skip
+         config: Config) -> None:  # fmt: skip
     """Enter a net of transformers for texts of twelve words."""
 
     def build() -> Net:
@@ -154,51 +154,51 @@ def text(name: str, make: Callable[[type, hf.PretrainedConfig], Net], kind: type
 
 
 text("qwen3", decoder, hf.Qwen3ForCausalLM,
-      lambda: hf.Qwen3Config(**SMALL, **KEYS, head_dim=8, tie_word_embeddings=True))  # fmt: skip
+     lambda: hf.Qwen3Config(**SMALL, **KEYS, head_dim=8, tie_word_embeddings=True))  # fmt: skip
 text("gemma", decoder, hf.GemmaForCausalLM,
-      lambda: hf.GemmaConfig(**SMALL, **KEYS, head_dim=8))  # fmt: skip
+     lambda: hf.GemmaConfig(**SMALL, **KEYS, head_dim=8))  # fmt: skip
 text("gemma3", decoder, hf.Gemma3ForCausalLM,
-      lambda: hf.Gemma3TextConfig(**SMALL, **KEYS, head_dim=8, sliding_window=6,
-                                  query_pre_attn_scalar=8))  # fmt: skip
+     lambda: hf.Gemma3TextConfig(**SMALL, **KEYS, head_dim=8, sliding_window=6,
+                                 query_pre_attn_scalar=8))  # fmt: skip
 text("phi3", decoder, hf.Phi3ForCausalLM, lambda: hf.Phi3Config(**SMALL, **KEYS, **ENDS))
 text("olmo2", decoder, hf.Olmo2ForCausalLM, lambda: hf.Olmo2Config(**SMALL, **KEYS, **ENDS))
 text("stablelm", decoder, hf.StableLmForCausalLM,
-      lambda: hf.StableLmConfig(**SMALL, **KEYS, use_qkv_bias=True,
-                                qk_layernorm=True))  # fmt: skip
+     lambda: hf.StableLmConfig(**SMALL, **KEYS, use_qkv_bias=True,
+                               qk_layernorm=True))  # fmt: skip
 text("gptj", decoder, hf.GPTJForCausalLM,
-      lambda: hf.GPTJConfig(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=4,
-                            rotary_dim=4))  # fmt: skip
+     lambda: hf.GPTJConfig(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=4,
+                           rotary_dim=4))  # fmt: skip
 text("xglm", decoder, hf.XGLMForCausalLM,
-      lambda: hf.XGLMConfig(vocab_size=64, d_model=32, ffn_dim=64, num_layers=2,
-                            attention_heads=4, max_position_embeddings=32))  # fmt: skip
+     lambda: hf.XGLMConfig(vocab_size=64, d_model=32, ffn_dim=64, num_layers=2,
+                           attention_heads=4, max_position_embeddings=32))  # fmt: skip
 text("deberta_v1", classifier, hf.DebertaForSequenceClassification,
-      lambda: hf.DebertaConfig(**SMALL, **STILL, relative_attention=True,
-                               pos_att_type=["p2c", "c2p"], pooler_hidden_size=32))  # fmt: skip
+     lambda: hf.DebertaConfig(**SMALL, **STILL, relative_attention=True,
+                              pos_att_type=["p2c", "c2p"], pooler_hidden_size=32))  # fmt: skip
 text("convbert", classifier, hf.ConvBertForSequenceClassification,
-      lambda: hf.ConvBertConfig(**SMALL, **STILL, embedding_size=16, head_ratio=2,
-                                conv_kernel_size=3))  # fmt: skip
+     lambda: hf.ConvBertConfig(**SMALL, **STILL, embedding_size=16, head_ratio=2,
+                               conv_kernel_size=3))  # fmt: skip
 text("funnel", classifier, hf.FunnelForSequenceClassification,
-      lambda: hf.FunnelConfig(vocab_size=64, block_sizes=[1, 1], num_decoder_layers=1, d_model=32,
-                              n_head=4, d_head=8, d_inner=64, num_labels=5))  # fmt: skip
+     lambda: hf.FunnelConfig(vocab_size=64, block_sizes=[1, 1], num_decoder_layers=1, d_model=32,
+                             n_head=4, d_head=8, d_inner=64, num_labels=5))  # fmt: skip
 text("mobilebert", classifier, hf.MobileBertForSequenceClassification,
-      lambda: hf.MobileBertConfig(**SMALL, **STILL, embedding_size=16, intra_bottleneck_size=16,
-                                  num_feedforward_networks=2, true_hidden_size=16))  # fmt: skip
+     lambda: hf.MobileBertConfig(**SMALL, **STILL, embedding_size=16, intra_bottleneck_size=16,
+                                 num_feedforward_networks=2, true_hidden_size=16))  # fmt: skip
 text("squeezebert", classifier, hf.SqueezeBertForSequenceClassification,
-      lambda: hf.SqueezeBertConfig(**SMALL, **STILL, embedding_size=32))  # fmt: skip
+     lambda: hf.SqueezeBertConfig(**SMALL, **STILL, embedding_size=32))  # fmt: skip
 text("layoutlm", classifier, hf.LayoutLMForSequenceClassification,
-      lambda: hf.LayoutLMConfig(**SMALL, **STILL, max_2d_position_embeddings=32))  # fmt: skip
+     lambda: hf.LayoutLMConfig(**SMALL, **STILL, max_2d_position_embeddings=32))  # fmt: skip
 text("roformer", classifier, hf.RoFormerForSequenceClassification,
-      lambda: hf.RoFormerConfig(**SMALL, **STILL, embedding_size=16))  # fmt: skip
+     lambda: hf.RoFormerConfig(**SMALL, **STILL, embedding_size=16))  # fmt: skip
 text("xlnet", classifier, hf.XLNetForSequenceClassification,
-      lambda: hf.XLNetConfig(vocab_size=64, d_model=32, n_layer=2, n_head=4, d_inner=64,
-                             num_labels=5, use_mems_eval=False))  # fmt: skip
+     lambda: hf.XLNetConfig(vocab_size=64, d_model=32, n_layer=2, n_head=4, d_inner=64,
+                            num_labels=5, use_mems_eval=False))  # fmt: skip
 text("esm", classifier, hf.EsmForSequenceClassification,
-      lambda: hf.EsmConfig(**SMALL, **STILL, position_embedding_type="rotary", pad_token_id=1,
-                           emb_layer_norm_before=True))  # fmt: skip
+     lambda: hf.EsmConfig(**SMALL, **STILL, position_embedding_type="rotary", pad_token_id=1,
+                          emb_layer_norm_before=True))  # fmt: skip
 
 text("lfm2", decoder, hf.Lfm2ForCausalLM,
-      lambda: hf.Lfm2Config(**SMALL, **KEYS, **ENDS, conv_L_cache=3,
-                            layer_types=["conv", "full_attention"]))  # fmt: skip
+     lambda: hf.Lfm2Config(**SMALL, **KEYS, **ENDS, conv_L_cache=3,
+                           layer_types=["conv", "full_attention"]))  # fmt: skip
 
 
 @architecture("transformers", tokens(12), rate=1e-3)
