@@ -382,9 +382,8 @@ class OneSession:
         prepared, reduced = self.prepared, self.reduced
         assert found.sequence is not None
         store_all = seconds(reduced.problem, reduced.problem.store_all())
-        proof = first.certificate
-        if not first.proves_of(found.schedule):
-            proof = Certificate(store_all, "store-all", any_order=True)
+        trivial = Certificate(store_all, "store-all", any_order=True)
+        proof = first.proof_of(found.schedule, trivial)
         bound = max(proof.bound, store_all)
         gap = max(0.0, found.time - bound) / store_all if store_all else 0.0
         provenance = Provenance(

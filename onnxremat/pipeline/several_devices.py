@@ -200,9 +200,8 @@ def proven(problem: Problem, solution: Solution, first: Solution, gap: float) ->
 def bounded(problem: Problem, solution: Solution, other: Solution, gap: float) -> Solution:
     """A solution that has a schedule, with what another one proves of it. A proof for one order of
     first runs says nothing of another."""
-    proof = other.certificate
-    if not other.proves_of(solution.schedule):
-        proof = Certificate(problem.least_seconds, "least run", True)
+    trivial = Certificate(problem.least_seconds, "least run", any_order=True)
+    proof = other.proof_of(solution.schedule, trivial)
     found = replace(
         solution,
         certificate=replace(proof, bound=min(proof.bound, solution.value)),

@@ -103,6 +103,10 @@ class Solution:
         same = own is not None and other is not None and own.first_runs == other.first_runs
         return self.certificate.any_order or same
 
+    def proof_of(self, other: Schedule | None, otherwise: Certificate) -> Certificate:
+        """The certificate, of another schedule; ``otherwise`` where it says nothing of that."""
+        return self.certificate if self.proves_of(other) else otherwise
+
 
 def unsolved(status: Status, certificate: Certificate, notes: tuple[str, ...] = ()) -> Solution:
     """An answer without a schedule."""

@@ -137,9 +137,10 @@ def tightened(points: Sequence[Point], close: float = 0.0) -> list[Point]:
 
 def _with_sequence(solution: Solution, found: Solution) -> Solution:
     """The answer with the sequence of a smaller budget's, and its own bound where that applies."""
-    proof = solution.certificate
-    if proof.bound == inf or not solution.proves_of(found.schedule):
-        proof = Certificate(0.0, "none", any_order=True)
+    nothing = Certificate(0.0, "none", any_order=True)
+    proof = solution.proof_of(found.schedule, nothing)
+    if proof.bound == inf:
+        proof = nothing
     note = "the plan of a smaller budget is the fastest known"
     return replace(
         found, certificate=replace(proof, bound=min(proof.bound, found.time)), trace=solution.trace,

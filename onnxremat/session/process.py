@@ -25,7 +25,6 @@ PARTS = ("inputs", "state", "session")
 # Not beside weights and values but among them: new values of parameters and state, which a trainer
 # writes over the old ones, so that they take no bytes.
 UPDATES = "updates"
-OVER = "a Trainer writes them over the old ones, and --not-counted updates plans for that"
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,10 @@ def updates_words(state: int, peak: int, not_counted: Iterable[str]) -> str:
     """
     if UPDATES in not_counted or not state or 10 * state < peak:
         return ""
-    return f"{format_bytes(state)} of the values are new parameters and state: {OVER}"
+    return (
+        f"{format_bytes(state)} of the values are new parameters and state: a Trainer writes them "
+        f"over the old ones, and --not-counted {UPDATES} plans for that"
+    )
 
 
 def counted(facts: Mapping[str, Any]) -> Beside:
