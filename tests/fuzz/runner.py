@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,22 @@ def prepare() -> None:
     warm_placement()
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a command said and ended with, and what is wrong with that ("" where nothing is)."""
+
+    code: int
+    said: str
+    wrong: str
+
+
 def run(case: Case) -> str:
     """What is wrong with the answer to a case, "" where nothing is."""
+    return answer(case).wrong
+
+
+def answer(case: Case) -> Answer:
+    """Carry a case out and judge what comes of it."""
     with tempfile.TemporaryDirectory(prefix="onnxremat-fuzz-") as place:
         work = Path(place) / "work"
         work.mkdir()
@@ -58,7 +73,7 @@ def run(case: Case) -> str:
         wrong = wrong or _contradicts(case, code, said, work)
         if not wrong and code == 0 and case.same and (work / case.same[1]).exists():
             wrong = _differs(case, work)
-        return wrong
+        return Answer(code, said, wrong)
 
 
 def _listing(folder: Path) -> set[str]:
