@@ -117,6 +117,11 @@ if words[-1] != {!r}:
 """
 COPY = "import shutil; shutil.copy('in.onnx', 'out.onnx')"
 REFUSE = "import sys; sys.stderr.write('error: no\\n'); sys.exit({})"
+CRASHED = """
+import sys
+sys.stderr.write('error: onnxruntime crashes on this model {}')
+sys.exit({})
+"""
 OTHER = """
 import onnx
 model = onnx.load('in.onnx')
@@ -129,6 +134,9 @@ onnx.save(model, 'out.onnx')
     ("code", "word"),
     [
         (COPY, ""), (REFUSE.format(2), ""), (REFUSE.format(7), ""),
+        (CRASHED.format("onnxruntime by itself crashes on it", 7), ""),
+        (CRASHED.format("", 7), "crashes on this"),
+        (CRASHED.format("onnxruntime by itself crashes on it", 1), "crashes on this"),
         (REFUSE.format(1), "exit code 1"), (REFUSE.format(5), "exit code 5"),
         ("import sys; sys.exit(2)", "without a message"), ("1 / 0", "traceback"),
         ("import os; os.kill(os.getpid(), 15)", "SIGTERM"), ("while True: pass", "did not end"),
