@@ -37,8 +37,9 @@ def case(path: Path, command: Sequence[str] = COMMAND) -> Case:
             files[name] = beside.read_bytes()
     for value in _fed(model):
         dims = value.type.tensor_type.shape.dim
-        if any(not dim.HasField("dim_value") for dim in dims):
-            shape = ",".join(str(dim.dim_value or DIMENSION) for dim in dims)
+        if any(dim.dim_value <= 0 for dim in dims):
+            known = (dim.dim_value if dim.dim_value > 0 else DIMENSION for dim in dims)
+            shape = ",".join(map(str, known))
             sizes += ["--shape", f"{value.name}:{shape}"]
     return Case("folder", files, (*command, *sizes), ("in.onnx", "out.onnx"))
 
