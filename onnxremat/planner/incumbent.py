@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, isnan, nan
 from threading import RLock
 from time import process_time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -277,6 +280,22 @@ class Incumbent:
                     self.kept = self.kept or found
                 else:
                     self.moved = self.moved or found
+
+    def part(self, *, any_order: bool = False, **differs: Any) -> Incumbent:
+        """A run of its own within this one, on the same clock: nothing is found yet, and nobody is
+        told. What one of them proves of the sum of all steps counts in the other.
+
+        Args:
+            any_order: what is proven of one order alone does not count there.
+            differs: attributes that are not those of this one.
+        """
+        part = replace(self, progress=None, kept=None, moved=None, trace=[], **differs)
+        part.free = self.free
+        if any_order:
+            part.tied = False
+        else:
+            part.ordered = self.ordered
+        return part
 
     def raise_bound(
         self, bound: float, kind: str, *, any_order: bool, parallel: bool = False
