@@ -1,5 +1,5 @@
-"""Other orders of first runs than the one that cuts prove something of: those in which greedy repair
-did less well, and, as long as annealing finds a quicker schedule, the order of that."""
+"""Other orders of first runs than the one that cuts prove something of: those in which greedy
+repair did less well, and, as long as annealing finds a quicker schedule, the order of that."""
 
 from __future__ import annotations
 
