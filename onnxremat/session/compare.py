@@ -52,6 +52,9 @@ def _difference(name: str, found: Any, wanted: Any) -> Difference:
     if isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
         pairs = zip(found, wanted, strict=True)
         return _worst(name, [_difference(name, one, other) for one, other in pairs])
+    if isinstance(wanted, dict) and isinstance(found, dict) and [*found] == [*wanted]:
+        rows = ([made[key] for key in wanted] for made in (found, wanted))
+        return _difference(name, *(np.array(row, _kind_of(row)) for row in rows))
     if not isinstance(wanted, np.ndarray) or not isinstance(found, np.ndarray):
         same = type(found) is type(wanted) and repr(found) == repr(wanted)  # NaN, too
         return Difference(same, 0.0 if same else np.inf, name, 0.0, same)
@@ -73,3 +76,8 @@ def _difference(name: str, found: Any, wanted: Any) -> Difference:
     scale = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
     error = float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale
     return Difference(False, error, name, tolerance, error <= tolerance)
+
+
+def _kind_of(values: Sequence[Any]) -> type:
+    """Of what a map holds: ZipMap makes float32, which Python shows as its own floats."""
+    return np.float32 if all(isinstance(value, float) for value in values) else object

@@ -13,6 +13,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
+from onnxremat.graph.ir import all_nodes
 from tests.fuzz.case import FAST, Case
 from tests.fuzz.runner import Answer, answer, forked
 
@@ -45,8 +46,9 @@ def case(path: Path, command: Sequence[str] = COMMAND) -> Case:
 
 
 def _external(model: onnx.ModelProto) -> set[str]:
-    tensors = [tensor for tensor in model.graph.initializer if uses_external_data(tensor)]
-    return {ExternalDataInfo(tensor).location for tensor in tensors}
+    constants = [each.t for node in all_nodes(model.graph) for each in node.attribute]
+    tensors = (*model.graph.initializer, *constants)
+    return {ExternalDataInfo(each).location for each in tensors if uses_external_data(each)}
 
 
 def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
