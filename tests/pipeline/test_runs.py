@@ -114,6 +114,17 @@ def test_one_wrong_output_among_many_is_named() -> None:
     assert (wrong.ok, wrong.output) == (False, "b")
 
 
+@pytest.mark.parametrize("names", ["abc", "acb", "bac", "bca", "cab", "cba"])
+def test_the_output_that_is_furthest_off_is_named(names: str) -> None:
+    """Not the last that is wrong, nor one that is right within a wider tolerance."""
+    right = {"a": np.ones(3, F), "b": np.ones(3, F), "c": np.ones(3, np.float16)}
+    near = {"b": right["b"] * F(1.01), "c": right["c"] + np.float16(0.015)}
+    wanted = {name: right[name] for name in names}
+    one, other = compare({"a": right["a"] * F(1.5), **near}, wanted), compare(right | near, wanted)
+    assert (one.ok, one.output, one.worst) == (False, "a", 0.5)
+    assert (other.ok, other.output, other.tolerance) == (False, "b", 1e-3)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     graph = training_chain(3, 16, 32)
