@@ -99,11 +99,14 @@ def _skip_sum(w: Writer, bias: int) -> str:
 def _skip_layer_norm(w: Writer) -> None:
     epsilon = w.attribute("epsilon", 1e-12)
     names = [_skip_sum(w, 4), w.input(2), *([w.input(3)] if w.input(3) else [])]
-    w("LayerNormalization", *names, to=w.output(0), axis=-1, epsilon=epsilon)
+    moments = [w.output(1), w.output(2)] if w.output(1) or w.output(2) else []
+    w.several("LayerNormalization", names, [w.output(0), *moments], axis=-1, epsilon=epsilon)
 
 
 def _skip_rms_norm(w: Writer) -> None:
     epsilon = w.attribute("epsilon", 1e-12)
+    if w.output(1) or w.output(2):
+        raise w.unsupported("its outputs 'mean' and 'inv_std_var' are not differentiated")
     total = _skip_sum(w, 3)
     w("SimplifiedLayerNormalization", total, w.input(2), to=w.output(0), axis=-1, epsilon=epsilon)
 

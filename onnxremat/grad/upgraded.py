@@ -6,6 +6,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import UnsupportedError
+from onnxremat.graph.bodies import levels
 
 STANDARD = ("", "ai.onnx")
 ELSEWHERE = "onnxremat.kept"  # where ops are meanwhile that onnx does not know
@@ -30,8 +31,7 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     own = [node for node in model.graph.node if _only_onnxruntimes(node, version)]
     for node in own:
         node.domain = ELSEWHERE
-    if own:
-        model.opset_import.append(helper.make_opsetid(ELSEWHERE, 1))
+    _name_domains(model)
     try:
         made = version_converter.convert_version(model, opset)
     except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
@@ -47,6 +47,14 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         if version < PLACES and node.op_type == "Resize":
             _resize_as_before(node, made)
     return made
+
+
+def _name_domains(model: onnx.ModelProto) -> None:
+    """onnxruntime runs files that do not name the domains of its own operators; onnx does not read
+    them."""
+    named = {entry.domain for entry in model.opset_import}.union(STANDARD)
+    used = dict.fromkeys(node.domain for nodes in levels(model.graph) for node in nodes)
+    model.opset_import.extend(helper.make_opsetid(name, 1) for name in used if name not in named)
 
 
 def _only_onnxruntimes(node: onnx.NodeProto, version: int) -> bool:

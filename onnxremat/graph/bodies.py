@@ -29,7 +29,7 @@ def brought_out(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.Model
         return model, folder
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    taken = {name for nodes in _levels(made.graph) for node in nodes for name in _names(node)}
+    taken = {name for nodes in levels(made.graph) for node in nodes for name in _names(node)}
     taken |= {t.name for t in made.graph.initializer} | {v.name for v in made.graph.input}
     for body in _bodies(made.graph.node):
         for tensor in _inside(body):
@@ -50,7 +50,8 @@ def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             yield from _bodies(body.node)
 
 
-def _levels(graph: onnx.GraphProto) -> Iterator[Iterable[onnx.NodeProto]]:
+def levels(graph: onnx.GraphProto) -> Iterator[Iterable[onnx.NodeProto]]:
+    """The nodes of a graph, and those of each body in it."""
     yield graph.node
     for body in _bodies(graph.node):
         yield body.node

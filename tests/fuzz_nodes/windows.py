@@ -128,7 +128,8 @@ COORDINATES = (
 def resize(d: Draw, op: str) -> Node:
     rank, mode = d.of((1, 2, 2, 3)), d.word("nearest linear cubic")
     rank = 2 if mode == "cubic" else rank
-    image = (d.whole(1, 2), d.whole(1, 2), *d.wholes(1, 6, rank))
+    lead = 2 if d.chance(0.8) else d.whole(0, 1)
+    image = (*d.wholes(1, 2, lead), *d.wholes(1, 6, rank))
     places, opset = d.word(COORDINATES), d.of((13, 18, 19))
     opset = 19 if places == "half_pixel_symmetric" else opset
     attributes: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": places}
@@ -138,11 +139,12 @@ def resize(d: Draw, op: str) -> Node:
         attributes |= d.some(cubic_coeff_a=-0.5, exclude_outside=1)
     if mode != "nearest" and opset >= 18 and d.chance(0.4):
         attributes["antialias"] = 1
-    crops, lead = places == "tf_crop_and_resize", 2
+    crops = places == "tf_crop_and_resize"
     if crops:
         attributes |= d.some(extrapolation_value=3.0)
     if opset >= 18 and d.chance(0.3):
-        lead, attributes["axes"] = 0, [d.spelled(axis, rank + 2) for axis in range(2, rank + 2)]
+        last = range(lead, rank + lead)
+        lead, attributes["axes"] = 0, [d.spelled(axis, len(image)) for axis in last]
     roi = None
     if crops:
         starts = [d.of((0.0, 0.1, -0.1, 0.3)) for _ in range(rank)]

@@ -217,6 +217,8 @@ for _shape in ((4, 3), (2, 3, 5), (2, 3, 4, 4)):
     case("RMSNormalization", normal(*_shape), positive(_shape[-1]), opsets=(23,))
     case("LpNormalization", apart(*_shape), p=2, axis=1, opsets=(18, 22))
     case("LpNormalization", apart(*_shape), p=1, axis=-1, exact=False)
+case("LayerNormalization", normal(2, 3, 4), positive(2, 1, 4), normal(2, 1, 4), exact=False)
+case("LayerNormalization", normal(2, 3, 4), positive(1, 1, 4), normal(1, 3, 1), exact=False)
 case("RMSNormalization", normal(2, 3, 4), positive(3, 4), axis=1, epsilon=1e-3, opsets=(23,))
 case("SimplifiedLayerNormalization", normal(2, 3, 4), positive(4), exact=False, axis=-1,
      epsilon=1e-5, valid=False)  # fmt: skip
@@ -366,6 +368,7 @@ case("Resize", normal(1, 2, 5, 5), None, Fixed(np.array([1, 1, 1.7, 0.6], np.flo
      mode="linear", exact=False)  # fmt: skip
 case("Resize", normal(1, 2, 6, 6), None, None, ints(1, 2, 3, 3), mode="linear", antialias=1,
      exact=False)  # fmt: skip
+case("Resize", normal(4), None, Fixed(np.array([1.6], np.float32)), mode="nearest", exact=False)
 case("Resize", normal(1, 1, 3, 3, 3), None, Fixed(np.array([1, 1, 2, 2, 2], np.float32)),
      mode="linear", exact=False)  # fmt: skip
 case("Upsample", normal(1, 2, 3, 3), Fixed(np.array([1, 1, 2, 2], np.float32)), opsets=(9,),

@@ -58,7 +58,7 @@ def along_axis(t: Tape, a: str, axis: int, matrix: np.ndarray) -> str:
     """a with an axis of length o turned into one of length n by a matrix [o, n]."""
     shape = t.shape(a)
     to = (*shape[:axis], matrix.shape[1], *shape[axis + 1 :])
-    if axis == len(shape) - 1:
+    if axis == len(shape) - 1 > 0:
         return t.matmul(a, t.constant(matrix, t.dtype(a)))
     rest = math.prod(shape[axis + 1 :])
     rows = t.reshape(a, (math.prod(shape[:axis]), shape[axis], rest))

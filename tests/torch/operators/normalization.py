@@ -27,10 +27,13 @@ def layer_norm(
 ) -> list[Tensor]:
     """y, mean and 1 / spread over the axes from ``axis`` on."""
     shape = x.shape[axis:]
-    bias = None if bias is None else bias.expand(shape)
     axes = list(range(axis % x.dim(), x.dim()))
     mean = x.mean(axes, keepdim=True)
     inverse = (x.var(axes, correction=0, keepdim=True) + epsilon).rsqrt()
+    if max(scale.dim(), bias.dim() if bias is not None else 0) > len(shape):  # rows have their own
+        y = F.layer_norm(x, shape, None, None, epsilon) * scale
+        return [y if bias is None else y + bias, mean, inverse]
+    bias = None if bias is None else bias.expand(shape)
     return [F.layer_norm(x, shape, scale.expand(shape), bias, epsilon), mean, inverse]
 
 
