@@ -1,5 +1,5 @@
 """Ops replaced by others that have gradient rules: fused operators of onnxruntime's tools, If whose
-condition is known, and Loop whose number of runs is."""
+condition is known, Loop whose number of runs is, and BatchNormalization of a vector."""
 
 from __future__ import annotations
 
@@ -80,6 +80,9 @@ def _maker(
         return partial(write_out, runs=runs) if bags is None else partial(write_bags, bags=bags)
     if op.op_type == "If" and op.standard:
         return taken_branch if constant_of(op.inputs[0]) is not None else None
+    if op.op_type == "BatchNormalization" and op.standard:
+        shape = graph.tensors[op.inputs[0]].shape
+        return _norm_of_vector if shape is not None and len(shape) == 1 else None
     if op.domain != MICROSOFT or any(graph.tensors[name].shape is None for name in op.reads):
         return None
     return _MAKERS.get(op.op_type)
@@ -94,6 +97,14 @@ def _skip_sum(w: Writer, bias: int) -> str:
     if not w.input(bias):
         return w("Add", w.input(0), w.input(1), to=named)
     return w("Add", w("Add", w.input(0), w.input(1)), w.input(bias), to=named)
+
+
+def _norm_of_vector(w: Writer) -> None:
+    """A BatchNormalization of numbers that are one channel, as one of rows."""
+    rows = w("Reshape", w.input(0), w.constant([-1, 1]))
+    names, rest = [rows, *w.op.inputs[1:]], w.op.outputs[1:]
+    made = w.several("BatchNormalization", names, ["", *rest], **w.attributes)
+    w("Reshape", made[0], w.constant([-1]), to=w.output(0))
 
 
 def _skip_layer_norm(w: Writer) -> None:

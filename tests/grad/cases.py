@@ -217,6 +217,10 @@ for _shape in ((4, 3), (2, 3, 5), (2, 3, 4, 4)):
     case("RMSNormalization", normal(*_shape), positive(_shape[-1]), opsets=(23,))
     case("LpNormalization", apart(*_shape), p=2, axis=1, opsets=(18, 22))
     case("LpNormalization", apart(*_shape), p=1, axis=-1, exact=False)
+case("BatchNormalization", normal(5), positive(1), normal(1), fixed(normal(1)), fixed(positive(1)),
+     exact=False)  # fmt: skip
+case("BatchNormalization", normal(5), positive(1), normal(1), fixed(normal(1)), fixed(positive(1)),
+     training_mode=1, momentum=0.0, outputs=3, exact=False)  # fmt: skip
 case("LayerNormalization", normal(2, 3, 4), positive(2, 1, 4), normal(2, 1, 4), exact=False)
 case("LayerNormalization", normal(2, 3, 4), positive(1, 1, 4), normal(1, 3, 1), exact=False)
 case("RMSNormalization", normal(2, 3, 4), positive(3, 4), axis=1, epsilon=1e-3, opsets=(23,))

@@ -80,7 +80,7 @@ def _layer_norm(call: Call, axis: int, inverse: str, z: str, *, centred: bool) -
         inverse: 1/spread of each row.
         z: x less its mean where ``centred``, else xhat, which is that times ``inverse``.
     """
-    t, scale = call.tape, call.op.inputs[1]
+    t = call.tape
     width = math.prod(call.shape()[axis:])
     rows = t.size(call.x) // width
     dy, z = t.reshape(call.dy, (rows, width)), t.reshape(z, (rows, width))
