@@ -11,6 +11,7 @@ from onnxremat.graph.bodies import levels
 STANDARD = ("", "ai.onnx")
 ELSEWHERE = "onnxremat.kept"  # where ops are meanwhile that onnx does not know
 PLACES = 11  # opset from which a Resize says how it finds its places
+ONE_AXIS = 13  # opset from which a Hardmax works along one axis
 
 
 def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -46,6 +47,10 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             node.domain = ""
         if version < PLACES and node.op_type == "Resize":
             _resize_as_before(node, made)
+    if version < ONE_AXIS:
+        nodes = [each for node in made.graph.node for each in _hardmax_as_before(node)]
+        del made.graph.node[:]
+        made.graph.node.extend(nodes)
     return made
 
 
@@ -83,6 +88,22 @@ def _resize_as_before(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
         )
     way = "ceil" if min(values) < 1 else "floor"
     node.attribute.append(helper.make_attribute("nearest_mode", way))
+
+
+def _hardmax_as_before(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Until opset 12 a Hardmax takes all axes from its own on for one; onnx's converter writes that
+    out for Softmax alone."""
+    if node.op_type != "Hardmax" or node.domain not in STANDARD:
+        return [node]
+    axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
+    x, y = node.input[0], node.output[0]
+    shape, rows, best = (f"{y}/{part}" for part in ("shape", "rows", "best"))
+    return [
+        helper.make_node("Shape", [x], [shape], name=shape),
+        helper.make_node("Flatten", [x], [rows], name=rows, axis=axis),
+        helper.make_node("Hardmax", [rows], [best], name=best, axis=1),
+        helper.make_node("Reshape", [best, shape], [y], name=node.name),
+    ]
 
 
 def with_metadata(converted: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:

@@ -61,3 +61,12 @@ def test_a_domain_that_the_file_does_not_name_is_known() -> None:
     made.opset_import[0].version = 11
     case = judge.judged(made, [X], stored=True)
     assert judge.verdict(case) == judge.RIGHT
+
+
+@pytest.mark.parametrize("axis", ["", "<axis = 1>", "<axis = 2>"])
+def test_a_hardmax_before_opset_13_is_of_all_axes_from_its_own_on(axis: str) -> None:
+    made = parse(f"""g (float[1, 1, 4, 3] x) => (float[1, 1, 4, 3] y)
+        {{ h = Hardmax {axis} (x) y = Mul(h, x) }}""")
+    made.opset_import[0].version = 11
+    case = judge.judged(made, [X], stored=True)
+    assert judge.verdict(case) == judge.RIGHT

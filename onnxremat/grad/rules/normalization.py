@@ -142,8 +142,15 @@ def instance_norm(call: Call) -> Cotangents:
 @vjp("GroupNormalization", since=18, reads="x0 x1")
 def group_norm(call: Call) -> Cotangents:
     """y = s xhat + b, xhat = (x - mean) / spread over groups of channels and space; s and b per
-    channel (per group before opset 21)."""
-    return _grouped(call, call.attribute("num_groups"), call.shape(1)[0])
+    channel (per group before opset 21).
+
+    Raises:
+        UnsupportedError: there are other numbers of these, which onnxruntime runs all the same.
+    """
+    groups, sizes = call.attribute("num_groups"), {call.shape(1), call.shape(2)}
+    if sizes not in ({(groups,)}, {(call.shape()[1],)}):
+        raise call.unsupported("its scale and bias are not one number per channel, or per group")
+    return _grouped(call, groups, call.shape(1)[0])
 
 
 def _grouped(call: Call, groups: int, size: int) -> Cotangents:
