@@ -18,6 +18,11 @@ def fixed(value: Any) -> Fixed:
     return Fixed(value if isinstance(value, Draw) else np.asarray(value))
 
 
+def packed(*shape: int) -> Draw:
+    """Bytes."""
+    return Draw(f"packed{shape}", lambda rng: rng.integers(0, 256, shape).astype(np.uint8))
+
+
 CASES: list[Case] = []
 
 
@@ -405,6 +410,10 @@ case("RotaryEmbedding", normal(2, 4, 24), *_table, opsets=(23,), exact=False, nu
 _fused = {"domain": "com.microsoft", "exact": False}
 _x = normal(2, 4, 8)
 case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), normal(8), normal(8), **_fused)
+for _bits, _zeros in ((4, 2), (8, 0), (2, 2)):
+    case("MatMulNBits", normal(2, 3, 30), fixed(packed(2, 2, 2 * _bits)), fixed(positive(4)),
+         fixed(packed(_zeros)) if _zeros else None, None, normal(2), K=30, N=2, block_size=16,
+         bits=_bits, valid=False, **_fused)  # fmt: skip
 case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), epsilon=1e-5, **_fused)
 case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), normal(8), outputs=4,
      used=(0, 3), **_fused)  # fmt: skip
