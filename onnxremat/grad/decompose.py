@@ -20,6 +20,8 @@ from onnxremat.grad.attention import (
 from onnxremat.grad.bags import bags_of_loop, undecided, write_bags
 from onnxremat.grad.branches import taken_branch
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.deformed import deform_conv
+from onnxremat.grad.former import FORMER
 from onnxremat.grad.loops import runs_of_loop, write_out
 from onnxremat.grad.writer import Writer
 from onnxremat.graph.ir import Graph, Op
@@ -83,9 +85,10 @@ def _maker(
     if op.op_type == "BatchNormalization" and op.standard:
         shape = graph.tensors[op.inputs[0]].shape
         return _norm_of_vector if shape is not None and len(shape) == 1 else None
-    if op.domain != MICROSOFT or any(graph.tensors[name].shape is None for name in op.reads):
+    if any(graph.tensors[name].shape is None for name in op.reads):
         return None
-    return _MAKERS.get(op.op_type)
+    makers = _MAKERS if op.domain == MICROSOFT else _STANDARD if op.standard else {}
+    return makers.get(op.op_type)
 
 
 # ---- normalization ---------------------------------------------------------------------------
@@ -210,3 +213,5 @@ _MAKERS: dict[str, Callable[[Writer], None]] = {
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
     "Trilu": _standard,
 }
+# Operators of ONNX, and those that onnxruntime still has there.
+_STANDARD: dict[str, Callable[[Writer], None]] = {"DeformConv": deform_conv, **FORMER}

@@ -193,6 +193,28 @@ def grid(d: Draw, op: str) -> Node:
     return Node(op, [theta, wholes(n, d.whole(1, 2), *sizes)], attributes, 20, fixed=[1])
 
 
+@draws("DeformConv")
+def deformed(d: Draw, op: str) -> Node:
+    groups, bundles = d.of((1, 1, 2)), d.of((1, 1, 2))
+    channels, out = 2 * d.whole(1, 2), groups * d.whole(1, 2)
+    image, kernel = d.wholes(5, 7, 2), d.wholes(1, 3, 2)
+    pads, strides, dilations = d.wholes(0, 2, 4), d.wholes(1, 2, 2), d.wholes(1, 2, 2)
+    places = [
+        (size + pads[k] + pads[k + 2] - dilations[k] * (kernel[k] - 1) - 1) // strides[k] + 1
+        for k, size in enumerate(image)
+    ]
+    n, elements = d.whole(1, 2), bundles * kernel[0] * kernel[1]
+    offset = d.normal(n, 2 * elements, *places)
+    bias = d.normal(out) if d.chance(0.5) else None
+    mask = d.positive(n, elements, *places) if d.chance(0.5) else None
+    filters = d.normal(out, channels // groups, *kernel)
+    attributes = d.some(pads=pads, strides=strides, dilations=dilations, kernel_shape=kernel)
+    attributes = {"pads": pads, "strides": strides, "dilations": dilations} | attributes
+    more = {"group": groups, "offset_group": bundles}
+    inputs = [d.normal(n, channels, *image), filters, offset, bias, mask]
+    return Node(op, inputs, attributes | more, d.of((19, 22)))
+
+
 @draws("RoiAlign")
 def regions(d: Draw, op: str) -> Node:
     x = d.normal(d.whole(1, 2), d.whole(1, 2), d.whole(2, 6), d.whole(2, 6))

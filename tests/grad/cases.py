@@ -621,6 +621,10 @@ case("Col2Im", normal(2, 12, 8), ints(4, 5), ints(2, 3), dilations=[1, 2], pads=
 _boxes = [[0.3, 1.1, 4.4, 3.8], [-2.5, -0.7, 7.2, 6.1], [2.2, 2.3, 2.4, 2.6], [3.1, 3.3, 1.2, 0.4]]
 _boxes, _images = fixed(np.array(_boxes)), fixed(np.array([1, 0, 1, 1]))
 _regions = {"output_height": 2, "output_width": 3, "sampling_ratio": 2}
+for _bundles, _more in ((1, ()), (2, (normal(4), positive(2, 12, 2, 5)))):
+    case("DeformConv", normal(2, 4, 5, 6), normal(4, 2, 3, 2), normal(2, 12 * _bundles, 2, 5),
+         *_more, group=2, offset_group=_bundles, strides=[2, 1], dilations=[1, 2],
+         pads=[0, 1, 1, 0], opsets=(19, 22), exact=False)  # fmt: skip
 case("RoiAlign", normal(2, 3, 5, 6), _boxes, _images, opsets=(16, 18), **_regions)
 # onnx's reference evaluator shifts by half a pixel here too; onnxruntime does not
 case("RoiAlign", normal(2, 3, 5, 6), _boxes, _images, opsets=(13,), exact=False, **_regions)
