@@ -213,6 +213,20 @@ def missing_rule(op: Op, version: int, why: str = "") -> UnsupportedError:
     )
 
 
+def trained_in_a_body(op: Op, version: int, name: str) -> UnsupportedError:
+    """The error for an op whose body reads what is trained, or follows from it."""
+    error = missing_rule(
+        op, version, f"its body reads '{name}', which is trained or follows from it"
+    )
+    known = "its condition" if op.op_type == "If" else "how often it runs"
+    if op.op_type in ("If", "Loop"):
+        error.hint = (
+            f"where {known} follows from an input, give that one value: onnxremat set-input IN OUT "
+            f"NAME=VALUE; else {error.hint}"
+        )
+    return error
+
+
 def rules() -> Iterator[Rule]:
     """All registered rules."""
     for group in _RULES.values():

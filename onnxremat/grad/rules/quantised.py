@@ -25,7 +25,8 @@ def few_bits(call: Call) -> Cotangents:
     for position, name in UNTRAINED.items():
         if call.need(position):
             raise call.unsupported(f"its input '{name}' is trained")
-    t, found = call.tape, [None] * len(call.op.inputs)
+    t = call.tape
+    found: list[str | None] = [None] * len(call.op.inputs)
     if call.need(5):
         found[5] = t.sum(call.dy, range(t.rank(call.dy) - 1))
     if call.need(0):
