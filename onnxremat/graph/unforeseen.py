@@ -101,6 +101,12 @@ class _Found:
 
     def _zero(self, name: str) -> None:
         none = self._constant("none", np.zeros((), np.int64))
+        tensor = self.tensors[name]
+        if not _is_left(tensor) and tensor.shape:  # Size would read all of it, as float32
+            nowhere = self._constant("nowhere", np.zeros(0, np.int64))
+            shape = (0, *tensor.shape[1:])
+            rows = self._op("Gather", [name, nowhere], f"{self.zero}_rows", tensor.dtype, shape)
+            name = self._op("Cast", [rows], f"{self.zero}_cast", TensorProto.INT64, shape)
         self._op("Size", [name], f"{self.zero}_size", TensorProto.INT64, ())
         self._op("Min", [f"{self.zero}_size", none], self.zero, TensorProto.INT64, ())
 
@@ -141,7 +147,8 @@ class _Found:
     ) -> str:
         size = self.tensors[inputs[0]].bytes if kind == "Reshape" else 8 * int(np.prod(shape))
         self.tensors[output] = Tensor(output, dtype, shape, size, Role.ACTIVATION)
-        node = onnx.helper.make_node(kind, inputs, [output], name=output)
+        to = {"to": dtype} if kind == "Cast" else {}
+        node = onnx.helper.make_node(kind, inputs, [output], name=output, **to)
         self.ops.append(Op(output, kind, "", tuple(inputs), (output,), (), node))
         return output
 

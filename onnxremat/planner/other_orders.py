@@ -65,8 +65,7 @@ def _loosened(climb: Portfolio, patience: float) -> Schedule | None:
     """A schedule in any order, quicker than the best one by more than the gap: by walks from that,
     until they have found nothing for so many seconds."""
     incumbent = climb.incumbent
-    part = replace(incumbent, kept=None, moved=None, tied=False, progress=None, trace=[])
-    part.free, best = incumbent.free, incumbent.best
+    part, best = incumbent.part(any_order=True), incumbent.best
     assert best is not None
     part.offer(best.schedule, best.planner)
     other, last = replace(climb, incumbent=part, start=None), [part.elapsed, part.value]

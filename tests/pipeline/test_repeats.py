@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from tests.toolbox import training_chain
 
 
 class Session:
-    """A session that gives one prepared set of outputs after the other."""
+    """A session that gives one prepared set of outputs after the other, and the last again."""
 
     def __init__(self, *outputs: float) -> None:
-        self.outputs = iter(outputs)
+        self.outputs = chain(outputs, repeat(outputs[-1]))
 
     def get_outputs(self) -> list[Any]:
         return [helper.make_tensor_value_info(name, 1, [2]) for name in ("kept", "lost")]
@@ -38,6 +39,9 @@ def test_names_the_output_that_changes() -> None:
     assert found.allows(1.0)
     assert not found.allows(1.01)
     assert not repeats(Session(1, 1, 1, 1), {}).allows(0.0)
+    # Beside a run of small numbers others are far, whichever came first, and however late it came.
+    assert repeats(Session(8, 1, 8, 8), {}).spread == repeats(Session(1, 8, 8, 8), {}).spread == 3.5
+    assert repeats(Session(8, 7, 7, 7, 7, 7, 1), {}).spread == 3.5
 
 
 def test_names_the_operator() -> None:

@@ -203,6 +203,14 @@ def test_indices_stay_in_range() -> None:
         flat = Reshape(ids, s)  y = Gather(table, flat)  z = Gather<axis = 1>(table, row) }"""
     )
     assert (index_range(graph, "ids"), index_range(graph, "row")) == (9, 8)
+    embedded = graph_of(
+        """g (int32[2, 4] ids, int32[2, 4] kinds, int32[2, 4] places,
+            float[9, 8] words, float[7, 8] positions, float[3, 8] types, float[8] w) => (y) {
+        y, m = com.microsoft.EmbedLayerNormalization(
+            ids, kinds, words, positions, types, w, w, , places) }"""
+    )
+    ranges = [index_range(embedded, name) for name in ("ids", "kinds", "places")]
+    assert ranges == [9, 3, 7]
     for seed in range(20):
         feeds = seeded_feeds(graph, seed)
         assert feeds["ids"].max() < 9
