@@ -114,7 +114,8 @@ class Walk:
     def _visit(self, op: Op, cotangents: tuple[str | None, ...], smooth: set[str]) -> None:
         read = [name for name in op.captures if name in smooth]
         if read:
-            raise registry.trained_in_a_body(op, self._opsets.get("", 1), read[0])
+            why = f"its body reads '{read[0]}', which is trained or follows from it"
+            raise registry.missing_rule(op, self._opsets.get("", 1), why)
         if self._due is not None:
             self._now = self._due[op.name]
             if self._in_stretches(op, cotangents[0]):
