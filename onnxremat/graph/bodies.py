@@ -54,7 +54,8 @@ def with_learned_outside(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _lifted(model: onnx.ModelProto, wanted: Wanted, *, keep_names: bool = False) -> onnx.ModelProto:
     """The model with some weights of its bodies as its own; itself where there are none."""
-    if not any(_inside(body, wanted) for body in _bodies(model.graph.node)):
+    look = _weights if keep_names else _inside
+    if not any(look(body, wanted) for body in _bodies(model.graph.node)):
         return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -62,6 +63,8 @@ def _lifted(model: onnx.ModelProto, wanted: Wanted, *, keep_names: bool = False)
     taken |= {t.name for t in made.graph.initializer} | {v.name for v in made.graph.input}
     given = _given(made.graph)
     for body in _bodies(made.graph.node):
+        if keep_names:
+            _read_results(body, wanted)
         for tensor in _inside(body, wanted):
             weight = made.graph.initializer.add()
             weight.CopyFrom(tensor)
@@ -96,6 +99,19 @@ def _names(node: onnx.NodeProto) -> Iterator[str]:
         yield from (tensor.name for tensor in body.initializer)
 
 
+def _read_results(body: onnx.GraphProto, wanted: Wanted) -> None:
+    """Let a body return what it reads of a weight that it returned itself."""
+    results = {value.name for value in body.output}
+    for own in [tensor.name for tensor in _weights(body, wanted) if tensor.name in results]:
+        name = f"{own}__returned"
+        for node in body.node:
+            node.output[:] = [name if each == own else each for each in node.output]
+        for stored in body.initializer:
+            stored.name = name if stored.name == own else stored.name
+        _rename(body, {own: name})
+        body.node.add(op_type="Identity", input=[name], output=[own])
+
+
 def _given(graph: onnx.GraphProto) -> Counter[str]:
     """How often each name is given, in the graph and in its bodies."""
     found: Counter[str] = Counter()
@@ -109,6 +125,12 @@ def _given(graph: onnx.GraphProto) -> Counter[str]:
 def _inside(body: onnx.GraphProto, wanted: Wanted) -> list[onnx.TensorProto]:
     """Some weights of a body, named: initializers and constants that it neither takes nor
     returns."""
+    ends = {value.name for value in (*body.input, *body.output)}
+    return [tensor for tensor in _weights(body, wanted) if tensor.name not in ends]
+
+
+def _weights(body: onnx.GraphProto, wanted: Wanted) -> list[onnx.TensorProto]:
+    """Some weights of a body, named."""
     found = [tensor for tensor in body.initializer if wanted(tensor, False)]
     for node in body.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
@@ -118,8 +140,7 @@ def _inside(body: onnx.GraphProto, wanted: Wanted) -> list[onnx.TensorProto]:
                     named.CopyFrom(attribute.t)
                     named.name = node.output[0]
                     found.append(named)
-    ends = {value.name for value in (*body.input, *body.output)}
-    return [tensor for tensor in found if tensor.name not in ends]
+    return found
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -146,7 +146,7 @@ class InOneSession:
         own = Repeats("", 0.0) if same.bit_equal else _own_repeats(prepared)
         text = f"output '{same.output}' differs by {same.worst:.2g} from the same graph without "
         text += "recomputation"
-        ok = same.bit_equal or same.ok or own.allows(same.worst)
+        ok = same.bit_equal or same.ok or own.allows(same)
         changing = ""
         if not own.same:
             changing = f"'{own.output}' by up to {own.spread:.1e}: {why(prepared.graph)}"

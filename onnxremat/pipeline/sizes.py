@@ -91,6 +91,8 @@ def size_notes(graph: Graph, most: int | None = None) -> tuple[str, ...]:
             "predicted, only measured"
         )
     finding = [op for op in graph.ops if op.op_type in FOUND_ALONG]
-    constant_of = Constants(graph) if finding else None
-    fixed = (fixed_count(graph, op, constant_of) for op in finding)
-    return (*notes, *(each.note for each in fixed if each))
+    if finding:
+        constant_of = Constants(graph)
+        fixed = (fixed_count(graph, op, constant_of) for op in finding)
+        notes += [each.note for each in fixed if each]
+    return tuple(notes)

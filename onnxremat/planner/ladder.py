@@ -209,4 +209,4 @@ def _climb(
     if not incumbent.closed:
         best.run(options.method.rung)
     if not options.method.rung:
-        in_other_orders(best, options)
+        in_other_orders(best, [climb for climb in climbs if climb is not best], options)

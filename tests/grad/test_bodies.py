@@ -48,6 +48,20 @@ def test_a_weight_of_a_branch_is_trained_and_written_back(body: str, tmp_path: P
     assert float(np.mean(found**2)) < float(before)
 
 
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "constant"])
+def test_a_weight_that_a_branch_returns_is_trained(stored: bool) -> None:
+    body = f"<float[3, 3] p = {WEIGHT}> {{ unread = Shape(x) }}"
+    if not stored:
+        body = f"{{ p = Constant <value = float[3, 3] {WEIGHT}> () }}"
+    made = parse(f"""g (float[2, 3] x) => (float[2, 3] y) <bool c = {{1}}> {{
+        w = If(c) <then_branch = t () => (float[3, 3] p) {body},
+            else_branch = e () => (float[3, 3] q) {{ k = MatMul(z, x) q = MatMul(k, k) }}>
+        z = Transpose(x) y = MatMul(x, w) }}""")
+    made.graph.node.insert(0, made.graph.node.pop(1))
+    step = differentiate(made, loss="mse", optimizer=None)
+    assert [name for name, _ in training_of(step).gradients] == ["p__returned"]
+
+
 @pytest.mark.parametrize("body", [STORED, CONSTANT], ids=["stored", "constant"])
 def test_a_weight_of_a_branch_that_is_not_known_is_not_left_out_in_silence(body: str) -> None:
     made = branches(body, known=False)
