@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from onnxremat.exporting.write import export, from_torch
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
+from onnxremat.grad.settings import unsaid_prediction
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import files_of, missing_file, read_model, write_model
 from onnxremat.ort.functions import inline_functions
@@ -261,19 +262,11 @@ def differentiate(
     bound = bind(inline_functions(model), shapes, dims)
     step = add_backward(bound, folder=folder, settings=settings or Training())
     write_model(step, target, folder, files_of(model, folder))
-    about = training_of(step)
     return {
         "nodes": len(step.graph.node),
-        "parameters": len(about.parameters or about.gradients),
-        "states": len(about.states),
-        "loss": about.loss,
-        "target": about.target,
-        "learning_rate": about.rate,
-        "optimizer": about.optimizer,
         "outputs": [value.name for value in step.graph.output][:1],
-        "weights": [asdict(weight) for weight in about.weights],
-        "warnings": list(about.warnings),
-        "restored": [entry.to_dict() for entry in about.restored],
+        "unsaid_prediction": unsaid_prediction(bound, settings or Training()),
+        **training_of(step).facts(),
     }
 
 

@@ -23,6 +23,12 @@ sys.path.insert(0, str(ROOT))
 from tools.examples import processor  # noqa: E402
 
 FOLDER = ROOT / "docs" / "commands"
+BRANCHES = (
+    "import onnx; onnx.save(onnx.parser.parse_model('"
+    '<ir_version: 9, opset_import: [\\"\\" : 18]> g (float[4] x, bool smooth) => (float[4] y) '
+    "{ y = If(smooth) <then_branch = t () => (float[4] p) { p = Tanh(x) }, "
+    "else_branch = r () => (float[4] q) { q = Relu(x) }> }'), 'branches.onnx')"
+)
 # What makes the files that a command begins with, and is no command of ours.
 BEFORE = {
     "explain": "python -m models unet net.onnx --batch 8 --size 32 --width 8\n"
@@ -31,6 +37,7 @@ BEFORE = {
     "train": "python tools/digits.py\n"
     "onnxremat differentiate digits/net.onnx first.onnx --optimizer adamw --dim batch=32 -q",
     "max-batch": "python -m models lenet open.onnx --symbolic-batch",
+    "set-input": f'python -c "{BRANCHES}"',
     "export-partitions": "onnxremat optimize net.onnx two.onnx --devices cpu-2x1 "
     "--pin '/encoder*=cpu:0' --pin '/decoder*=cpu:1' --time-limit 5 -q",
     "place": "onnxremat place net.onnx --devices cpu-2x1 --graph graph.json -q",
@@ -51,6 +58,7 @@ EXAMPLES = {
     "compare": "compare step.onnx --budget 0.5x --time-limit 30",
     "max-batch": "max-batch open.onnx --train --budget 32MiB --max-overhead 20% --time-limit 2",
     "set-batch": "set-batch net.onnx one.onnx 1",
+    "set-input": "set-input branches.onnx tanh.onnx smooth=true",
     "train": "train first.onnx --weights digits/net.onnx --data digits/train.npz "
     "--validate digits/test.npz --epochs 5 --rate 0.003 --export digits/all.onnx",
     "devices": "devices show cpu-2x1",

@@ -39,6 +39,8 @@ COMMANDS = {
     "max-batch": "Find the largest batch that a plan keeps within the budget.",
     "set-batch": "Give a model that was exported with a fixed batch size another one, and check "
     "its rows.",
+    "set-input": "Give inputs one value for good, so that branches and loops that follow from it "
+    "are known.",
     "simulate": "Simulate a pipeline: how long its schedule takes, what is proven, what is alive.",
     "devices": "List the devices here; measure them: devices detect > my.toml; show a machine "
     "file.",

@@ -16,6 +16,7 @@ def command(
     source: args.Model,
     target_file: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     loss: training.Loss = "cross-entropy",
+    prediction: training.Prediction = None,
     loss_output: training.LossOutput = None,
     optimizer: training.Optimizer = "sgd",
     trainable: training.Trainable = None,
@@ -44,9 +45,10 @@ def command(
 
     voice = Voice(as_json, quiet)
     settings = Training(
-        loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer),
-        trainable=trainable or None, freeze=freeze or (), parameters=parameters, tie=tie,
-        strict=strict, batch_norm=batch_norm, clip_norm=clip_norm, clip_value=clip_value,
+        loss=loss, prediction=prediction, loss_output=loss_output,
+        optimizer=training.optimizer_of(optimizer), trainable=trainable or None,
+        freeze=freeze or (), parameters=parameters, tie=tie, strict=strict, batch_norm=batch_norm,
+        clip_norm=clip_norm, clip_value=clip_value,
         accumulate=accumulate, initializers=initializers, precision=precision,
     )  # fmt: skip
     if target not in ("portable", "host"):
@@ -63,8 +65,9 @@ def command(
 
     weights = [Weight(**row) for row in facts["weights"]]
     voice.table(weights_table(weights, verbose))
-    if left_open := unsaid_note(weights):
-        voice.note(left_open)
+    for left_open in (facts["unsaid_prediction"], unsaid_note(weights)):
+        if left_open:
+            voice.note(left_open)
     voice.note(
         f"{facts['nodes']} nodes, {facts['parameters']} parameters, loss '{facts['loss']}', "
         f"target '{facts['target']}'"

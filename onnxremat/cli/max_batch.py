@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # Options that the command which carries the answer out takes, too.
 AS_GIVEN = (
-    "train", "loss", "loss_output", "optimizer", "target", "threads", "fixed_order", "not_counted",
+    "train", "loss", "prediction", "loss_output", "optimizer", "target", "threads", "fixed_order",
+    "not_counted",
 )  # fmt: skip
 MaxOverhead = Annotated[
     str, typer.Option("--max-overhead", help="Most extra time a plan may take: 20%.")
@@ -53,6 +54,7 @@ def command(
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
     loss: training.Loss = "cross-entropy",
+    prediction: training.Prediction = None,
     loss_output: training.LossOutput = None,
     optimizer: training.Optimizer = "sgd",
     target: args.Target = "auto",
@@ -87,8 +89,9 @@ def command(
     )  # fmt: skip
     if train:
         made = Training(
-            loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer)
-        )
+            loss=loss, prediction=prediction, loss_output=loss_output,
+            optimizer=training.optimizer_of(optimizer),
+        )  # fmt: skip
         settings = replace(settings, train=made)
     share = args.parse_overhead(max_overhead or None)
     limit = inf if share is None else share

@@ -70,6 +70,7 @@ def command(
         bool, typer.Option("--train", help="Make a training step of the model first.")
     ] = False,
     loss: training.Loss = "cross-entropy",
+    prediction: training.Prediction = None,
     loss_output: training.LossOutput = None,
     optimizer: training.Optimizer = "sgd",
     trainable: training.Trainable = None,
@@ -153,9 +154,10 @@ def command(
     made = None
     if train:
         made = Training(
-            loss=loss, loss_output=loss_output, optimizer=training.optimizer_of(optimizer),
-            trainable=trainable or None, freeze=freeze or (), parameters=parameters, tie=tie,
-            strict=strict, batch_norm=batch_norm, clip_norm=clip_norm, clip_value=clip_value,
+            loss=loss, prediction=prediction, loss_output=loss_output,
+            optimizer=training.optimizer_of(optimizer), trainable=trainable or None,
+            freeze=freeze or (), parameters=parameters, tie=tie, strict=strict,
+            batch_norm=batch_norm, clip_norm=clip_norm, clip_value=clip_value,
             accumulate=accumulate, initializers=initializers, precision=precision,
         )  # fmt: skip
     settings = Settings(

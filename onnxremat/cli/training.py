@@ -12,12 +12,16 @@ from onnxremat.cli.asked import first_given
 from onnxremat.errors import UsageError
 
 OPTIONS = (
-    "loss", "loss_output", "optimizer", "trainable", "freeze", "parameters", "tie", "strict",
-    "batch_norm", "clip_norm", "clip_value", "accumulate", "precision", "initializers",
+    "loss", "prediction", "loss_output", "optimizer", "trainable", "freeze", "parameters", "tie",
+    "strict", "batch_norm", "clip_norm", "clip_value", "accumulate", "precision", "initializers",
 )  # fmt: skip
 
 Loss = Annotated[
     str, typer.Option(help="cross-entropy, bce, mse, l1, huber, dice (see docs/gradients.md).")
+]
+Prediction = Annotated[
+    str | None,
+    typer.Option("--prediction", help="Output that the loss compares; the first by default."),
 ]
 LossOutput = Annotated[
     str | None, typer.Option("--loss-output", help="Output of a model that computes its loss.")

@@ -1,5 +1,5 @@
 """Ops replaced by others that have gradient rules: fused operators of onnxruntime's tools, If whose
-condition is known, and Loop whose number of runs is."""
+condition is known, Loop whose number of runs is, and BatchNormalization of a vector."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from onnxremat.grad.attention import (
 from onnxremat.grad.bags import bags_of_loop, undecided, write_bags
 from onnxremat.grad.branches import taken_branch
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.deformed import deform_conv
+from onnxremat.grad.former import FORMER
 from onnxremat.grad.loops import runs_of_loop, write_out
 from onnxremat.grad.writer import Writer
 from onnxremat.graph.ir import Graph, Op
@@ -80,9 +82,13 @@ def _maker(
         return partial(write_out, runs=runs) if bags is None else partial(write_bags, bags=bags)
     if op.op_type == "If" and op.standard:
         return taken_branch if constant_of(op.inputs[0]) is not None else None
-    if op.domain != MICROSOFT or any(graph.tensors[name].shape is None for name in op.reads):
+    if op.op_type == "BatchNormalization" and op.standard:
+        shape = graph.tensors[op.inputs[0]].shape
+        return _norm_of_vector if shape is not None and len(shape) == 1 else None
+    if any(graph.tensors[name].shape is None for name in op.reads):
         return None
-    return _MAKERS.get(op.op_type)
+    makers = _MAKERS if op.domain == MICROSOFT else _STANDARD if op.standard else {}
+    return makers.get(op.op_type)
 
 
 # ---- normalization ---------------------------------------------------------------------------
@@ -96,14 +102,25 @@ def _skip_sum(w: Writer, bias: int) -> str:
     return w("Add", w("Add", w.input(0), w.input(1)), w.input(bias), to=named)
 
 
+def _norm_of_vector(w: Writer) -> None:
+    """A BatchNormalization of numbers that are one channel, as one of rows."""
+    rows = w("Reshape", w.input(0), w.constant([-1, 1]))
+    names, rest = [rows, *w.op.inputs[1:]], w.op.outputs[1:]
+    made = w.several("BatchNormalization", names, ["", *rest], **w.attributes)
+    w("Reshape", made[0], w.constant([-1]), to=w.output(0))
+
+
 def _skip_layer_norm(w: Writer) -> None:
     epsilon = w.attribute("epsilon", 1e-12)
     names = [_skip_sum(w, 4), w.input(2), *([w.input(3)] if w.input(3) else [])]
-    w("LayerNormalization", *names, to=w.output(0), axis=-1, epsilon=epsilon)
+    moments = [w.output(1), w.output(2)] if w.output(1) or w.output(2) else []
+    w.several("LayerNormalization", names, [w.output(0), *moments], axis=-1, epsilon=epsilon)
 
 
 def _skip_rms_norm(w: Writer) -> None:
     epsilon = w.attribute("epsilon", 1e-12)
+    if w.output(1) or w.output(2):
+        raise w.unsupported("its outputs 'mean' and 'inv_std_var' are not differentiated")
     total = _skip_sum(w, 3)
     w("SimplifiedLayerNormalization", total, w.input(2), to=w.output(0), axis=-1, epsilon=epsilon)
 
@@ -196,3 +213,5 @@ _MAKERS: dict[str, Callable[[Writer], None]] = {
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
     "Trilu": _standard,
 }
+# Operators of ONNX, and those that onnxruntime still has there.
+_STANDARD: dict[str, Callable[[Writer], None]] = {"DeformConv": deform_conv, **FORMER}

@@ -111,6 +111,20 @@ class Training:
         """Old to new value of everything that a step writes."""
         return {v.input: v.output for v in self.variables if v.output}
 
+    def facts(self) -> dict[str, Any]:
+        """What is reported of it."""
+        return {
+            "parameters": len(self.parameters or self.gradients),
+            "states": len(self.states),
+            "loss": self.loss,
+            "target": self.target,
+            "learning_rate": self.rate,
+            "optimizer": self.optimizer,
+            "weights": [asdict(weight) for weight in self.weights],
+            "warnings": list(self.warnings),
+            "restored": [entry.to_dict() for entry in self.restored],
+        }
+
     def to_json(self) -> str:
         """For the metadata of the model."""
         return json.dumps({"version": 1, **asdict(self)})

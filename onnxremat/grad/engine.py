@@ -112,9 +112,10 @@ class Walk:
         return tuple(self._extended(op) for op in self._ops)
 
     def _visit(self, op: Op, cotangents: tuple[str | None, ...], smooth: set[str]) -> None:
-        if op.captures and not smooth.isdisjoint(op.captures):
-            version = self._opsets.get("", 1)
-            raise registry.missing_rule(op, version, "a body of this node reads a trained tensor")
+        read = [name for name in op.captures if name in smooth]
+        if read:
+            why = f"its body reads '{read[0]}', which is trained or follows from it"
+            raise registry.missing_rule(op, self._opsets.get("", 1), why)
         if self._due is not None:
             self._now = self._due[op.name]
             if self._in_stretches(op, cotangents[0]):

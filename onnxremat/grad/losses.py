@@ -12,7 +12,8 @@ import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.tape import Shape, Tape
+from onnxremat.grad.marks import first_of
+from onnxremat.grad.tape import FLOATS, Shape, Tape
 
 
 class Loss(ABC):
@@ -317,3 +318,23 @@ def loss_of(kind: str, settings: Mapping[str, Any]) -> Loss | None:
         if known.__name__ == kind:
             return known(**settings)
     return None
+
+
+def check_prediction(t: Tape, name: str, outputs: Sequence[str]) -> None:
+    """Raises:
+    UsageError: there is no such output, or it holds no floating-point numbers, or nothing.
+    """
+    if name not in outputs:
+        hint = "outputs are " + ", ".join(outputs)
+        raise UsageError(f"the model has no output '{name}'", hint=hint)
+    kind = t.dtype(name)
+    if kind in FLOATS and 0 not in t.shape(name):
+        return
+    others = [other for other in outputs if other != name and t.dtype(other) in FLOATS]
+    raise UsageError(
+        f"no loss can be made of output '{name}'",
+        why="it has no elements" if kind in FLOATS else f"it holds {T.DataType.Name(kind)}",
+        hint=f"name another output with --prediction: {first_of(others, 4)}"
+        if others
+        else "give a model whose output is what a loss compares with the target",
+    )

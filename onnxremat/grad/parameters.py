@@ -21,7 +21,7 @@ from onnxremat.grad.marks import Marks, first_of, marks_of
 from onnxremat.grad.merged import perhaps_merged
 from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.provenance import STEPPED, Kind, Origin, origins_of
-from onnxremat.grad.quantised import whole_weights
+from onnxremat.grad.quantised import BEFORE, is_quantising, whole_weights
 from onnxremat.grad.restored import CORES, Restored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
@@ -237,12 +237,17 @@ def choose_parameters(
     frozen = set(_matching(chosen, freeze, origins, "--freeze"))
     chosen = [name for name in chosen if name not in frozen]
     if not chosen:
-        raise UsageError(
-            "there is nothing to train",
-            why=f"the model has {len(origins)} floating-point initializers, none of them chosen",
-            hint="name parameters with --trainable PATTERN, or all of them with --parameters FILE",
-        )
+        raise _nothing_chosen(graph, len(origins))
     return tuple(chosen)
+
+
+def _nothing_chosen(graph: Graph, count: int) -> UsageError:
+    why = f"the model has {count} floating-point initializers, none of them chosen"
+    hint = "name parameters with --trainable PATTERN, or all of them with --parameters FILE"
+    if kinds := sorted({op.op_type for op in graph.ops if is_quantising(op.op_type)}):
+        why += f"; it is quantised ({', '.join(kinds)})"
+        hint = f"{BEFORE}; or {hint}"
+    return UsageError("there is nothing to train", why=why, hint=hint)
 
 
 def _asked_for(graph: Graph, inventory: Inventory, patterns: Sequence[str]) -> list[str]:

@@ -45,6 +45,11 @@ SETTINGS = {
     "BatchNormalization": (3, 4), "Clip": (1, 2), "Dropout": (1,), "GRU": (5,), "LSTM": (5, 6),
     "OneHot": (2,), "Pad": (2,), "Pow": (1,), "RNN": (5,), "Resize": (1, 2), "Upsample": (1,),
     "Range": (0, 1, 2), "Sin": (0,), "Cos": (0,),
+    "NegativeLogLikelihoodLoss": (2,), "SoftmaxCrossEntropyLoss": (2,),
+    "QuantizeLinear": (1,), "DequantizeLinear": (1,), "QLinearConv": (1, 4, 6),
+    "QLinearMatMul": (1, 4, 6), "MatMulNBits": (2, 3), "MatMulBnb4": (2,),
+    "GatherBlockQuantized": (2,), "DynamicQuantizeMatMul": (2,), "MatMulIntegerToFloat": (2, 3),
+    "QAttention": (3, 4),
 }  # fmt: skip
 # Of these, some are learned: first states, exponents (GeM), bounds, phases. A name tells.
 LEARNED_BY_SOME = frozenset({"Clip", "Cos", "GRU", "LSTM", "Pow", "RNN", "Sin"})

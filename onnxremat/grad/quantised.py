@@ -8,12 +8,14 @@ from onnxremat.grad.marks import first_of
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import all_nodes
 
+WORDS = ("Quantize", "Dequantize", "QLinear", "Integer")
+FEW_BITS = ("MatMulNBits", "MatMulBnb4")
 BEFORE = "make the step of the model as it was before it was quantised, and quantise what it trains"
 
 
 def is_quantising(op_type: str) -> bool:
     """Whether an operator makes, takes or multiplies whole numbers that stand for others."""
-    return any(word in op_type for word in ("Quantize", "Dequantize", "QLinear", "Integer"))
+    return op_type in FEW_BITS or any(word in op_type for word in WORDS)
 
 
 def whole_weights(model: onnx.ModelProto) -> list[str]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Cotangents = Sequence[str | None]
 RuleFunction = Callable[["Call"], Cotangents]
 NEWEST = 1_000
+# What decides what is run of an op, and may be known before the run.
+CHOSEN = {"If": "its condition", "Loop": "how often it runs"}
 
 
 @dataclass(frozen=True)
@@ -203,11 +205,16 @@ def find(op: Op, opsets: Mapping[str, int], wanted: str | None = None) -> Rule:
 def missing_rule(op: Op, version: int, why: str = "") -> UnsupportedError:
     """The error for an op that cannot be differentiated."""
     label = f"{op.domain}.{op.op_type}" if op.domain else op.op_type
+    choice = CHOSEN.get(op.op_type, "") if op.standard else ""
+    choice = choice and (
+        f"where {choice} follows from an input, give that one value: onnxremat set-input IN OUT "
+        "NAME=VALUE; else "
+    )
     return UnsupportedError(
         f"no gradient rule for {label} (opset {version})",
         where=f"node {op.name}",
         why=why or "a trainable parameter lies behind this node, so it must be differentiated",
-        hint=f"freeze what lies before it (--freeze), or register a function with "
+        hint=f"{choice}freeze what lies before it (--freeze), or register a function with "
         f'@onnxremat.grad.vjp("{op.op_type}", domain="{op.domain}", since={version}); '
         f"see docs/gradients.md",
     )

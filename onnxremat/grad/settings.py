@@ -11,6 +11,7 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.description import KEY
 from onnxremat.grad.given import Parameters
 from onnxremat.grad.losses import Loss
+from onnxremat.grad.marks import first_of
 from onnxremat.grad.optimizers import Optimizer
 from onnxremat.grad.precision import check_precision
 from onnxremat.grad.scaling import LossScale
@@ -96,6 +97,12 @@ def check_settings(model: onnx.ModelProto, settings: Settings) -> None:
         raise UsageError(
             "the model is a training step already", hint="give the model that it was made from"
         )
+    if settings.prediction is not None and settings.loss_output is not None:
+        raise UsageError(
+            "a prediction and an output that is the loss are named",
+            why="the loss is either computed of a prediction here, or by the model",
+            hint="give one of --prediction and --loss-output",
+        )
     check_precision(settings.precision)
     if settings.batch_norm not in ("train", "frozen"):
         raise UsageError(
@@ -111,3 +118,14 @@ def check_settings(model: onnx.ModelProto, settings: Settings) -> None:
         raise UsageError(
             "without an optimizer nothing is accumulated", hint="the caller adds gradients up"
         )
+
+
+def unsaid_prediction(model: onnx.ModelProto, settings: Settings) -> str:
+    """Which of a model's outputs the loss is of, where it has several and nobody said; else ""."""
+    names = [value.name for value in model.graph.output]
+    if len(names) < 2 or settings.prediction is not None or settings.loss_output is not None:
+        return ""
+    return (
+        f"the loss is of '{names[0]}', the first of {len(names)} outputs; --prediction names "
+        f"another ({first_of(names[1:], 3)})"
+    )

@@ -28,7 +28,7 @@ from onnxremat.grad.forward import (
     train_statistics,
     trained_norms,
 )
-from onnxremat.grad.losses import Loss, find_loss, settings_of
+from onnxremat.grad.losses import Loss, check_prediction, find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
@@ -39,7 +39,7 @@ from onnxremat.grad.roles import mark_gradients, varying, with_phase
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.scales import with_single_scales
 from onnxremat.grad.scaling import EXPONENT, dynamic_scale, only_finite
-from onnxremat.grad.settings import Settings, check_settings
+from onnxremat.grad.settings import Settings, check_settings, unsaid_prediction
 from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Tape
@@ -127,6 +127,7 @@ class _Builder:
         self.turns: list[str] = []  # ops of a forward pass in parts, with the loss, part by part
         self.due: dict[str, int] | None = None  # when these go back
         check_settings(model, settings)
+        self.unsaid = unsaid_prediction(model, settings)
         self.optimizer = find_optimizer(settings.optimizer) if settings.optimizer else None
         trains, precision = self.optimizer is not None, settings.precision
         self.dynamic = dynamic_scale(settings.loss_scale, precision, trains)
@@ -212,11 +213,7 @@ class _Builder:
 
     def _prediction(self, loss: Loss) -> str:
         name = self.settings.prediction or self.graph.outputs[0]
-        if name not in self.graph.outputs:
-            raise UsageError(
-                f"the model has no output '{name}'",
-                hint="outputs are " + ", ".join(self.graph.outputs),
-            )
+        check_prediction(self.tape, name, self.graph.outputs)
         # A final activation belongs to the loss; look for it through reshapes.
         while name in self.graph.producer:
             op = self.graph.ops[self.graph.producer[name]]
@@ -269,7 +266,7 @@ class _Builder:
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
-            raise nothing_trained(self.graph.ops, not reach.isdisjoint(seeds))
+            raise nothing_trained(self.graph.ops, not reach.isdisjoint(seeds), self.unsaid)
         self.parameters = tuple(name for name in self.parameters if name in walked.gradients)
         return walked
 
@@ -431,6 +428,7 @@ class _Builder:
             raise UsageError(
                 f"--trainable '{lost[0]}' cannot be trained",
                 why=f"the loss depends on it {why}",
+                hint=self.unsaid or "name what leads to the loss by operators that have a gradient",
             )
         kept = {entry.name for entry in self.statistics}
         self.rows = weights_of(self.stock, self.chosen, self.parameters, read, kept)

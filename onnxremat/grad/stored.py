@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from onnxremat.errors import ModelError
 from onnxremat.grad.tape import FLOATS
 
+SPARSE = onnx.AttributeProto.SPARSE_TENSOR
 _CONSTANT_FIELDS = ("value", "value_float", "value_floats")
 
 
@@ -102,7 +103,7 @@ def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
     for attribute in node.attribute:
-        if attribute.name not in _CONSTANT_FIELDS:
+        if attribute.name not in _CONSTANT_FIELDS or attribute.type == SPARSE:
             continue
         found = helper.get_attribute_value(attribute)
         if not isinstance(found, onnx.TensorProto):

@@ -6,10 +6,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import UnsupportedError
+from onnxremat.graph.bodies import levels
 
 STANDARD = ("", "ai.onnx")
 ELSEWHERE = "onnxremat.kept"  # where ops are meanwhile that onnx does not know
 PLACES = 11  # opset from which a Resize says how it finds its places
+ONE_AXIS = 13  # opset from which a Hardmax works along one axis
 
 
 def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -30,8 +32,7 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     own = [node for node in model.graph.node if _only_onnxruntimes(node, version)]
     for node in own:
         node.domain = ELSEWHERE
-    if own:
-        model.opset_import.append(helper.make_opsetid(ELSEWHERE, 1))
+    _name_domains(model)
     try:
         made = version_converter.convert_version(model, opset)
     except Exception as error:  # the converter raises bare RuntimeErrors of many kinds
@@ -46,7 +47,19 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             node.domain = ""
         if version < PLACES and node.op_type == "Resize":
             _resize_as_before(node, made)
+    if version < ONE_AXIS:
+        nodes = [each for node in made.graph.node for each in _hardmax_as_before(node)]
+        del made.graph.node[:]
+        made.graph.node.extend(nodes)
     return made
+
+
+def _name_domains(model: onnx.ModelProto) -> None:
+    """onnxruntime runs files that do not name the domains of its own operators; onnx does not read
+    them."""
+    named = {entry.domain for entry in model.opset_import}.union(STANDARD)
+    used = dict.fromkeys(node.domain for nodes in levels(model.graph) for node in nodes)
+    model.opset_import.extend(helper.make_opsetid(name, 1) for name in used if name not in named)
 
 
 def _only_onnxruntimes(node: onnx.NodeProto, version: int) -> bool:
@@ -75,6 +88,22 @@ def _resize_as_before(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
         )
     way = "ceil" if min(values) < 1 else "floor"
     node.attribute.append(helper.make_attribute("nearest_mode", way))
+
+
+def _hardmax_as_before(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Until opset 12 a Hardmax takes all axes from its own on for one; onnx's converter writes that
+    out for Softmax alone."""
+    if node.op_type != "Hardmax" or node.domain not in STANDARD:
+        return [node]
+    axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
+    x, y = node.input[0], node.output[0]
+    shape, rows, best = (f"{y}/{part}" for part in ("shape", "rows", "best"))
+    return [
+        helper.make_node("Shape", [x], [shape], name=shape),
+        helper.make_node("Flatten", [x], [rows], name=rows, axis=axis),
+        helper.make_node("Hardmax", [rows], [best], name=best, axis=1),
+        helper.make_node("Reshape", [best, shape], [y], name=node.name),
+    ]
 
 
 def with_metadata(converted: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:

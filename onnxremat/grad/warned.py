@@ -17,12 +17,13 @@ FEW = 16  # elements up to which one that may be the code's is not worth a warni
 STATISTICS = 4  # elements of a named buffer up to which it is not (means of colours)
 
 
-def nothing_trained(ops: Iterable[Op], reached: bool) -> UnsupportedError:
+def nothing_trained(ops: Iterable[Op], reached: bool, unsaid: str) -> UnsupportedError:
     """No parameter has a gradient.
 
     Args:
         ops: of the forward pass.
         reached: the loss depends on parameters all the same.
+        unsaid: which output was taken without being named, "" for none.
     """
     why, hint = "no operator leads from a parameter to the loss", ""
     if reached:
@@ -35,6 +36,7 @@ def nothing_trained(ops: Iterable[Op], reached: bool) -> UnsupportedError:
         hint = BEFORE
     elif reached:
         hint = "--loss-output or another loss, if its gradient is not 0 everywhere"
+    hint = "; ".join(part for part in (unsaid, hint) if part)
     return UnsupportedError("no parameter gets a gradient", why=why, hint=hint)
 
 

@@ -54,7 +54,8 @@ class Writer:
 
     def unsupported(self, why: str) -> UnsupportedError:
         """The error for a feature that is not written out."""
-        return missing_rule(self.op, 1, why)
+        domain = "" if self.op.standard else self.op.domain
+        return missing_rule(self.op, self.graph.opsets.get(domain, 1), why)
 
     def refuse_inputs(self, **positions: int) -> None:
         """Raises:

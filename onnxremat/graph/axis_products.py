@@ -57,11 +57,11 @@ def one_axis(call: Call, span: Span) -> Piece:
 
 
 def normalised(call: Call, span: Span) -> Piece:
-    """The axes before those it normalises."""
+    """The axes before those it normalises; a scale or bias may have numbers for each row."""
     axis = call.attributes.get("axis", -1) % len(call.shape(0))
     if span.axis >= axis:
         raise CannotSplitError("it normalises along this axis")
-    return leading(call, span)
+    return pointwise(call, span)
 
 
 def skip_normalised(call: Call, span: Span) -> Piece:

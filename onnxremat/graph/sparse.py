@@ -1,10 +1,11 @@
-"""Sparse initializers as dense ones, which is what onnxruntime makes of them at load."""
+"""Sparse initializers and constants as dense ones, which is what onnxruntime makes of them at
+load."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import tensor_bytes
@@ -12,18 +13,27 @@ from onnxremat.limits import SPARSE_BYTES, check
 
 
 def make_dense(graph: onnx.GraphProto) -> None:
-    """Write the sparse initializers of a graph as dense ones, in place.
+    """Write the sparse initializers of a graph, and its constants, as dense ones, in place. Those
+    that are results of the graph are left as they are.
 
     Raises:
         ModelError: an index out of its range, or more bytes than a model can hold.
     """
     for sparse in graph.sparse_initializer:
-        graph.initializer.append(_dense(sparse))
+        graph.initializer.append(_dense(sparse, sparse.values.name))
     del graph.sparse_initializer[:]
+    results = {value.name for value in graph.output}
+    for node in graph.node:
+        if node.op_type != "Constant" or results.intersection(node.output):
+            continue
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+                dense = _dense(attribute.sparse_tensor, node.output[0])
+                attribute.CopyFrom(helper.make_attribute("value", dense))
 
 
-def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
-    name, shape = sparse.values.name, tuple(sparse.dims)
+def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
+    shape = tuple(sparse.dims)
     check(
         tensor_bytes(sparse.values.data_type, shape), SPARSE_BYTES,
         f"bytes of sparse weight '{name}' once it is dense",

@@ -428,6 +428,8 @@ def require_shapes(graph: Graph, hint: str = "have the model run (--measure), or
     unknown = unknown_shapes(graph)
     if unknown:
         name, op = unknown[0]
+        if op.op_type in ("If", "Loop"):
+            hint += "; where it follows from an input, give that one value: onnxremat set-input"
         raise ModelError(
             f"the size of tensor '{name}' is not known ({len(unknown)} such tensors)",
             where=f"node {op.name} ({op.op_type})",

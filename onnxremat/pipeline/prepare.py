@@ -19,6 +19,7 @@ from onnxremat.fission.region import Region
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.grad.parted import Parting
+from onnxremat.grad.settings import unsaid_prediction
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.ir import Graph
@@ -360,11 +361,13 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     model = restored(model)
     check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
-    forward = None
+    forward, unsaid = None, ""
     if settings.train is not None:
         log("adding the backward pass")
+        unsaid = unsaid_prediction(bound, settings.train)
         forward, bound = bound, step_of(bound, folder, settings)
     bound, dropped = without_first_values(bound)
+    dropped = (*([unsaid] if unsaid else []), *dropped)
     bound, folder = brought_out(bound, folder) if forward is None else (bound, folder)
     original = without_dead_ops(build_graph(bound, folder, opened=not settings.measure))
     if all(op.op_type == "Constant" for op in original.ops):

@@ -336,3 +336,23 @@ def test_a_full_disk_keeps_the_old_checkpoint(work: Path, cli: Command) -> None:
     assert "the file before is untouched" in err
     assert Path("c.safetensors").read_bytes() == before
     assert listing() == files
+
+
+def test_which_of_several_outputs_the_loss_is_of(cli: Command, folder: Path) -> None:
+    made = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[4, 6] x) => (float[4, 6] y, float[4, 6] z) <float[6] gain = {1, 2, 1, 2, 1, 3},
+            float[6] other = {5, 4, 1, 2, 1, 3}> { y = Mul(x, gain)  z = Mul(x, other) }""")
+    onnx.save(made, "in.onnx")
+    asked = ("differentiate", "in.onnx", "out.onnx", "--loss", "mse")
+    assert "first of 2 outputs; --prediction names another (z)" in " ".join(cli(*asked).err.split())
+    said = cli(*asked, "--prediction", "z")
+    assert said.code == 0, said.err
+    assert "outputs" not in said.err
+    rows = {line.split()[0]: line for line in said.out.splitlines() if line.strip()}
+    assert "trained" in rows["other"]
+    assert "unreached" in rows["gain"]
+    lost = cli(*asked, "--trainable", "other")
+    lost.assert_refused(7, "no parameter gets a gradient", "--prediction names another")
+    cli(*asked, "--prediction", "z", "--loss-output", "y").assert_refused(2, "give one of")
+    plan = ("optimize", "in.onnx", "out.onnx", "-b", "2x", "--train", "--loss", "mse", "--dry-run")
+    assert "first of 2 outputs" in " ".join(cli(*plan, "--bench-seconds", 0).err.split())

@@ -170,6 +170,7 @@ def _asked(draw: Random) -> tuple[str, ...]:
             ("plan", "in.onnx", "-o", "out.json", "-b", "0.8x", *FAST[:2], "--no-measure"),
             ("differentiate", "in.onnx", "out.onnx"), ("inspect", "in.onnx"), ("run", "in.onnx"),
             ("explain", "in.onnx", "--time-limit", "0"), ("set-batch", "in.onnx", "out.onnx", "3"),
+            ("set-input", "in.onnx", "out.onnx", draw.choice(("x=1", "x=nan", "n=-3", "x=1,2"))),
         )
     )  # fmt: skip
 

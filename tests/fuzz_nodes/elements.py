@@ -26,6 +26,19 @@ def plain(d: Draw, op: str) -> Node:
     return Node(op, [x], {}, d.of(newest.get(op, (13, 22) if op != "Relu" else (13, 14))))
 
 
+@draws("Affine Crop ImageScaler ParametricSoftplus Scale ScaledTanh")
+def former(d: Draw, op: str) -> Node:
+    """Of onnxruntime, in ONNX's domain."""
+    x = d.normal(d.whole(1, 2), d.whole(1, 3), *d.wholes(3, 5, 2))
+    if op == "Crop":
+        sizes = {"scale": d.wholes(1, 2, 2)} if d.chance(0.4) else {}
+        return Node(op, [x], {"border": d.wholes(0, 1, 4), **sizes}, 7)
+    if op in ("ImageScaler", "Scale"):
+        bias = {"bias": [d.of((0.5, -2.0)) for _ in range(x.shape[1])]}
+        return Node(op, [x], {"scale": 0.3} | (bias if op == "ImageScaler" else {}), 7)
+    return Node(op, [x], {"alpha": 0.7, "beta": d.of((-1.3, 0.6))}, 7)
+
+
 @draws("Elu LeakyRelu ThresholdedRelu Celu Selu Shrink HardSigmoid Gelu Swish Clip PRelu")
 def shaped(d: Draw, op: str) -> Node:
     x, opset, more = d.normal(*d.shape(least=0)), 18, list[Array | None]()

@@ -28,6 +28,8 @@ def of_rows(d: Draw, op: str) -> Node:
     attributes = d.some(axis=d.spelled(axis, x.ndim), epsilon=0.1)
     if "axis" not in attributes:
         shape = x.shape[-1:]
+    if d.chance(0.2):  # other numbers for other rows
+        shape = tuple(d.of((1, size)) for size in x.shape[: x.ndim - len(shape)]) + shape
     if op == "RMSNormalization":
         return Node(op, [x, d.normal(*shape)], attributes, 23)
     if op == "SimplifiedLayerNormalization":

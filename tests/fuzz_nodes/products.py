@@ -40,6 +40,22 @@ def transposed_product(d: Draw, op: str) -> Node:
     return Node(op, [d.normal(*a), d.normal(*b)], attributes, 18, domain=MS)
 
 
+@draws("MatMulNBits", MS)
+def few_bits(d: Draw, op: str) -> Node:
+    rows, block, bits = d.whole(1, 3), d.of((16, 32)), d.of((2, 4, 4, 8))
+    blocks = d.whole(1, 3)
+    width = blocks * block - d.of((0, 0, 2, 6))
+    a = d.normal(*d.shape(high=3, least=1, most=2), width)
+    packed = d.indices(0, 256, (rows, blocks, block * bits // 8)).astype(np.uint8)
+    zeros: Array | None = None
+    if d.chance(0.6):
+        zeros = d.indices(0, 256, (rows * -(-blocks * bits // 8),)).astype(np.uint8)
+    bias = d.normal(rows) if d.chance(0.4) else None
+    attributes = {"K": width, "N": rows, "block_size": block, "bits": bits}
+    inputs = [a, packed, d.positive(rows * blocks) / 8, zeros, None, bias]
+    return Node(op, inputs, attributes, 18, domain=MS, fixed=[1, 2, 3])
+
+
 @draws("Gemm")
 def gemm(d: Draw, op: str) -> Node:
     rows, inner, columns = d.wholes(1, 3, 3)

@@ -128,7 +128,8 @@ COORDINATES = (
 def resize(d: Draw, op: str) -> Node:
     rank, mode = d.of((1, 2, 2, 3)), d.word("nearest linear cubic")
     rank = 2 if mode == "cubic" else rank
-    image = (d.whole(1, 2), d.whole(1, 2), *d.wholes(1, 6, rank))
+    lead = 2 if d.chance(0.8) else d.whole(0, 1)
+    image = (*d.wholes(1, 2, lead), *d.wholes(1, 6, rank))
     places, opset = d.word(COORDINATES), d.of((13, 18, 19))
     opset = 19 if places == "half_pixel_symmetric" else opset
     attributes: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": places}
@@ -138,11 +139,12 @@ def resize(d: Draw, op: str) -> Node:
         attributes |= d.some(cubic_coeff_a=-0.5, exclude_outside=1)
     if mode != "nearest" and opset >= 18 and d.chance(0.4):
         attributes["antialias"] = 1
-    crops, lead = places == "tf_crop_and_resize", 2
+    crops = places == "tf_crop_and_resize"
     if crops:
         attributes |= d.some(extrapolation_value=3.0)
     if opset >= 18 and d.chance(0.3):
-        lead, attributes["axes"] = 0, [d.spelled(axis, rank + 2) for axis in range(2, rank + 2)]
+        last = range(lead, rank + lead)
+        lead, attributes["axes"] = 0, [d.spelled(axis, len(image)) for axis in last]
     roi = None
     if crops:
         starts = [d.of((0.0, 0.1, -0.1, 0.3)) for _ in range(rank)]
@@ -189,6 +191,28 @@ def grid(d: Draw, op: str) -> Node:
     theta = d.normal(n, rank, rank + 1)
     attributes = d.some(align_corners=d.whole(0, 1))
     return Node(op, [theta, wholes(n, d.whole(1, 2), *sizes)], attributes, 20, fixed=[1])
+
+
+@draws("DeformConv")
+def deformed(d: Draw, op: str) -> Node:
+    groups, bundles = d.of((1, 1, 2)), d.of((1, 1, 2))
+    channels, out = 2 * d.whole(1, 2), groups * d.whole(1, 2)
+    image, kernel = d.wholes(5, 7, 2), d.wholes(1, 3, 2)
+    pads, strides, dilations = d.wholes(0, 2, 4), d.wholes(1, 2, 2), d.wholes(1, 2, 2)
+    places = [
+        (size + pads[k] + pads[k + 2] - dilations[k] * (kernel[k] - 1) - 1) // strides[k] + 1
+        for k, size in enumerate(image)
+    ]
+    n, elements = d.whole(1, 2), bundles * kernel[0] * kernel[1]
+    offset = d.normal(n, 2 * elements, *places)
+    bias = d.normal(out) if d.chance(0.5) else None
+    mask = d.positive(n, elements, *places) if d.chance(0.5) else None
+    filters = d.normal(out, channels // groups, *kernel)
+    attributes = d.some(pads=pads, strides=strides, dilations=dilations, kernel_shape=kernel)
+    attributes = {"pads": pads, "strides": strides, "dilations": dilations} | attributes
+    more = {"group": groups, "offset_group": bundles}
+    inputs = [d.normal(n, channels, *image), filters, offset, bias, mask]
+    return Node(op, inputs, attributes | more, d.of((19, 22)))
 
 
 @draws("RoiAlign")

@@ -18,6 +18,11 @@ def fixed(value: Any) -> Fixed:
     return Fixed(value if isinstance(value, Draw) else np.asarray(value))
 
 
+def packed(*shape: int) -> Draw:
+    """Bytes."""
+    return Draw(f"packed{shape}", lambda rng: rng.integers(0, 256, shape).astype(np.uint8))
+
+
 CASES: list[Case] = []
 
 
@@ -218,6 +223,12 @@ for _shape in ((4, 3), (2, 3, 5), (2, 3, 4, 4)):
     case("RMSNormalization", normal(*_shape), positive(_shape[-1]), opsets=(23,))
     case("LpNormalization", apart(*_shape), p=2, axis=1, opsets=(18, 22))
     case("LpNormalization", apart(*_shape), p=1, axis=-1, exact=False)
+case("BatchNormalization", normal(5), positive(1), normal(1), fixed(normal(1)), fixed(positive(1)),
+     exact=False)  # fmt: skip
+case("BatchNormalization", normal(5), positive(1), normal(1), fixed(normal(1)), fixed(positive(1)),
+     training_mode=1, momentum=0.0, outputs=3, exact=False)  # fmt: skip
+case("LayerNormalization", normal(2, 3, 4), positive(2, 1, 4), normal(2, 1, 4), exact=False)
+case("LayerNormalization", normal(2, 3, 4), positive(1, 1, 4), normal(1, 3, 1), exact=False)
 case("RMSNormalization", normal(2, 3, 4), positive(3, 4), axis=1, epsilon=1e-3, opsets=(23,))
 case("SimplifiedLayerNormalization", normal(2, 3, 4), positive(4), exact=False, axis=-1,
      epsilon=1e-5, valid=False)  # fmt: skip
@@ -367,6 +378,7 @@ case("Resize", normal(1, 2, 5, 5), None, Fixed(np.array([1, 1, 1.7, 0.6], np.flo
      mode="linear", exact=False)  # fmt: skip
 case("Resize", normal(1, 2, 6, 6), None, None, ints(1, 2, 3, 3), mode="linear", antialias=1,
      exact=False)  # fmt: skip
+case("Resize", normal(4), None, Fixed(np.array([1.6], np.float32)), mode="nearest", exact=False)
 case("Resize", normal(1, 1, 3, 3, 3), None, Fixed(np.array([1, 1, 2, 2, 2], np.float32)),
      mode="linear", exact=False)  # fmt: skip
 case("Upsample", normal(1, 2, 3, 3), Fixed(np.array([1, 1, 2, 2], np.float32)), opsets=(9,),
@@ -399,6 +411,10 @@ case("RotaryEmbedding", normal(2, 4, 24), *_table, opsets=(23,), exact=False, nu
 _fused = {"domain": "com.microsoft", "exact": False}
 _x = normal(2, 4, 8)
 case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), normal(8), normal(8), **_fused)
+for _bits, _zeros in ((4, 2), (8, 0), (2, 2)):
+    case("MatMulNBits", normal(2, 3, 30), fixed(packed(2, 2, 2 * _bits)), fixed(positive(4)),
+         fixed(packed(_zeros)) if _zeros else None, None, normal(2), K=30, N=2, block_size=16,
+         bits=_bits, valid=False, **_fused)  # fmt: skip
 case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), epsilon=1e-5, **_fused)
 case("SkipLayerNormalization", _x, normal(2, 4, 8), positive(8), normal(8), outputs=4,
      used=(0, 3), **_fused)  # fmt: skip
@@ -606,6 +622,10 @@ case("Col2Im", normal(2, 12, 8), ints(4, 5), ints(2, 3), dilations=[1, 2], pads=
 _boxes = [[0.3, 1.1, 4.4, 3.8], [-2.5, -0.7, 7.2, 6.1], [2.2, 2.3, 2.4, 2.6], [3.1, 3.3, 1.2, 0.4]]
 _boxes, _images = fixed(np.array(_boxes)), fixed(np.array([1, 0, 1, 1]))
 _regions = {"output_height": 2, "output_width": 3, "sampling_ratio": 2}
+for _bundles, _more in ((1, ()), (2, (normal(4), positive(2, 12, 2, 5)))):
+    case("DeformConv", normal(2, 4, 5, 6), normal(4, 2, 3, 2), normal(2, 12 * _bundles, 2, 5),
+         *_more, group=2, offset_group=_bundles, strides=[2, 1], dilations=[1, 2],
+         pads=[0, 1, 1, 0], opsets=(19, 22), exact=False)  # fmt: skip
 case("RoiAlign", normal(2, 3, 5, 6), _boxes, _images, opsets=(16, 18), **_regions)
 # onnx's reference evaluator shifts by half a pixel here too; onnxruntime does not
 case("RoiAlign", normal(2, 3, 5, 6), _boxes, _images, opsets=(13,), exact=False, **_regions)

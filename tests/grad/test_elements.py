@@ -14,6 +14,7 @@ from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.elements import are_masked, are_shared, elements_of
 from onnxremat.training.state import input_types
 from onnxremat.training.trainer import Trainer
+from tests.toolbox import parse
 
 FRESH = Path(__file__).parent / "exported_fresh"
 RANDOM = np.random.default_rng(0)
@@ -84,6 +85,12 @@ def test_what_is_not_masked() -> None:
     padded[3] = 0
     assert not are_masked(padded)
     assert not are_masked(np.eye(8, dtype=np.float32))
+
+
+def test_a_slope_of_nothing_is_no_mistake() -> None:
+    """onnxruntime opens a Celu of alpha 0, which is 0 by 0."""
+    made = parse("g (float[4] x) => (float[4] y) { y = Celu <alpha = 0.0> (x) }")
+    assert differentiate(made, loss="mse", trainable=["x"], optimizer=None)
 
 
 def test_a_normalization_without_gradients_before_what_has_none() -> None:

@@ -107,6 +107,41 @@ def test_weights_that_are_whole_numbers_are_warned_of() -> None:
         differentiate(model(nodes, [2, 3], b=np.ones(2, np.float32), **stored), loss="mse")
 
 
+def test_scales_of_whole_numbers_are_no_parameters() -> None:
+    """Layers of few bits pass gradients on; their scales are as they are."""
+    nodes = [
+        node("Mul", "x gain", "g"), node("DequantizeLinear", "w8 s z", "w"),
+        node("MatMul", "g w", "h"),
+        node("MatMulNBits", "h w4 s4", "y", domain="com.microsoft", K=16, N=2, bits=4,
+             block_size=16),
+    ]  # fmt: skip
+    few = {
+        "w8": np.ones((3, 16), np.int8), "s": np.full(16, 0.1, np.float32),
+        "z": np.zeros(16, np.int8), "w4": np.arange(16, dtype=np.uint8).reshape(2, 1, 8),
+        "s4": np.array([0.2, 0.3], np.float32),
+    }  # fmt: skip
+    with pytest.warns(TrainingWarning, match="whole numbers"):
+        step = differentiate(model(nodes, [2, 2], gain=W[:, 0], **few), loss="mse")
+    about = training_of(step)
+    assert [variable.input for variable in about.parameters] == ["gain"]
+    settings = {row.name: row.why for row in about.weights if row.status == "setting"}
+    assert settings == {"s": "a setting of DequantizeLinear", "s4": "a setting of MatMulNBits"}
+    nodes[0] = node("Identity", "x", "g")
+    with pytest.raises(UsageError, match="nothing to train") as caught:
+        differentiate(model(nodes, [2, 2], **few), loss="mse")
+    assert "is quantised (DequantizeLinear, MatMulNBits)" in caught.value.why
+    assert "before it was quantised" in caught.value.hint
+
+
+def test_class_weights_are_no_parameters() -> None:
+    whole = parse("""g (float[2, 3] x) => (float y) { h = MatMul(x, a)
+        i = ArgMax<axis = 1, keepdims = 0>(h) y = SoftmaxCrossEntropyLoss(h, i, w) }""")
+    for name, value in (("a", W), ("w", W[0])):
+        whole.graph.initializer.append(numpy_helper.from_array(value, name))
+    about = training_of(differentiate(whole, loss_output="y"))
+    assert [variable.input for variable in about.parameters] == ["a"]
+
+
 def test_missing_rule_names_op_version_node_and_remedy() -> None:
     nodes = [
         node("MatMul", "x w", "h"), node("Unsqueeze", "h axes", "image"),
@@ -287,7 +322,7 @@ def test_loss_output_of_a_model_with_its_own_loss() -> None:
     ("text", "part"),
     [("m, mean = LayerNormalization(h, w) y = Add(m, mean)", "an output other than the first"),
      ("p = Softmax(h) i = ArgMax<axis = 1, keepdims = 0>(p) "
-      "y = SoftmaxCrossEntropyLoss(h, i, w)", "its class weights are trained"),
+      "v = Exp(w) y = SoftmaxCrossEntropyLoss(h, i, v)", "its class weights are trained"),
      ("y = Einsum<equation = \"ij,kj->ki\">(h, a)", "")],
     ids=["mean", "class weights", "whole"],
 )  # fmt: skip

@@ -13,6 +13,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.session import Options, open_session, session_options
 from tests.grad.cases import CASES
 from tests.grad.checking import Case, build
+from tests.toolbox import parse
 
 FUSED = [case for case in CASES if case.domain == "com.microsoft"]
 
@@ -117,3 +118,15 @@ def test_what_is_not_written_out_is_named(
         read_forward(model, None)
     assert part in str(caught.value)
     assert "the_node" in str(caught.value)
+
+
+def test_moments_that_are_outputs_are_those_of_the_kernel() -> None:
+    model = parse("""g (float[2, 3, 4] x, float[2, 3, 4] s, float[4] scale)
+        => (float[2, 3, 4] y, float[2, 3, 1] mean, float[2, 3, 1] inverse)
+        { y, mean, inverse = com.microsoft.SkipLayerNormalization(x, s, scale) }""")
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 3, 4), "s": (2, 3, 4), "scale": (4,)}
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    written_out = to_model(read_forward(model, None))
+    for kernel, ours in zip(run(model, values), run(written_out, values), strict=True):
+        np.testing.assert_allclose(ours, kernel, rtol=1e-5, atol=1e-5)

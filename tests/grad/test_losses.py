@@ -86,3 +86,16 @@ def test_a_model_may_have_a_tensor_named_loss(made: str) -> None:
     found = ReferenceEvaluator(step).run([about.loss], {"x": x, "w": w, about.target: target})[0]
     assert found == pytest.approx(((np.tanh(x @ w) - target) ** 2).mean(), rel=1e-5)
     assert (about.loss == "loss") == (made != "loss")
+
+
+def test_the_output_that_a_loss_is_of_holds_numbers() -> None:
+    made = parse("g (float[2, 4] x) => (int64[2, 1] k, float[2, 4] y) { k = ArgMax(x) y = Sin(x) }")
+    with pytest.raises(UsageError, match="--prediction: y") as refused:
+        differentiate(made, trainable=["x"])
+    assert "INT64" in refused.value.why
+    step = differentiate(made, trainable=["x"], prediction="y", loss="mse")
+    assert training_of(step).prediction == "y"
+    none = parse("g (float[2, 0] x) => (float[2, 0] y) { y = Sin(x) }")
+    with pytest.raises(UsageError, match="no loss can be made") as refused:
+        differentiate(none, trainable=["x"], loss="mse")
+    assert "no elements" in refused.value.why

@@ -142,3 +142,19 @@ def test_a_projected_state_is_refused() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     with pytest.raises(UnsupportedError, match="proj_size"):
         differentiate(model, optimizer=None, loss="mse")
+
+
+def test_a_result_that_the_file_gives_another_rank_is_refused() -> None:
+    """onnx infers no shape where scales are computed, and takes what the file says."""
+    made = parse("""g (float[2, 3] x, float[2] s) => (float y)
+        { y = Resize <mode = "nearest"> (x, "", s) }""")
+    with pytest.raises(UnsupportedError, match=r"its result the shape \(\), its input \(2, 3\)"):
+        differentiate(made, loss="mse", trainable=["x"])
+
+
+def test_a_norm_of_groups_with_other_numbers_is_refused() -> None:
+    """onnxruntime broadcasts a scale of one number, which the operator does not allow."""
+    made = parse("""g (float[1, 4, 3] x, float[1] s, float[2] b) => (float[1, 4, 3] y)
+        { y = GroupNormalization <num_groups = 2> (x, s, b) }""")
+    with pytest.raises(UnsupportedError, match="one number per channel, or per group"):
+        differentiate(made, loss="mse", trainable=["x"])

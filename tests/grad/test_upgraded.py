@@ -51,3 +51,42 @@ def test_an_operator_of_onnxruntime_is_brought_along() -> None:
     made.opset_import[0].version = 17
     case = judge.judged(made, [X, X[0, 0, 0]], stored=True)
     assert judge.verdict(case) == judge.RIGHT
+
+
+def test_a_domain_that_the_file_does_not_name_is_known() -> None:
+    """onnxruntime runs files that use its operators and list no version of them."""
+    made = parse("""g (float[1, 1, 4, 3] x) => (float[1, 1, 4, 3] y)
+        { y = com.microsoft.Gelu(x) }""")
+    assert [entry.domain for entry in made.opset_import] == [""]
+    made.opset_import[0].version = 11
+    case = judge.judged(made, [X], stored=True)
+    assert judge.verdict(case) == judge.RIGHT
+
+
+@pytest.mark.parametrize("axis", ["", "<axis = 1>", "<axis = 2>"])
+def test_a_hardmax_before_opset_13_is_of_all_axes_from_its_own_on(axis: str) -> None:
+    made = parse(f"""g (float[1, 1, 4, 3] x) => (float[1, 1, 4, 3] y)
+        {{ h = Hardmax {axis} (x) y = Mul(h, x) }}""")
+    made.opset_import[0].version = 11
+    case = judge.judged(made, [X], stored=True)
+    assert judge.verdict(case) == judge.RIGHT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ImageScaler <scale = 0.5, bias = [0.3]>", "Scale <scale = 0.5>",
+        "Affine <alpha = 0.5, beta = 0.3>", "ParametricSoftplus <alpha = 0.5, beta = 2.0>",
+        "ScaledTanh <alpha = 0.5, beta = 2.0>", "Crop <border = [1, 1, 0, 1]>",
+        "Crop <border = [1, 1, 0, 0], scale = [2, 1]>",
+    ],
+    ids=str.split,
+)  # fmt: skip
+def test_operators_that_onnx_dropped_are_written_out(text: str) -> None:
+    """onnxruntime still runs them, and infers no shapes."""
+    op, _, attributes = text.partition(" ")
+    made = parse(f"""g (float[1, 1, 4, 3] x) => (float[1, 1, a, b] y)
+        {{ h = {op} {attributes} (x) y = Sin(h) }}""")
+    made.opset_import[0].version = 7
+    case = judge.judged(made, [X], stored=True)
+    assert judge.verdict(case) == judge.RIGHT

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import limits, plain_json
 from onnxremat.errors import ExhaustedError, ModelError, UsageError
-from onnxremat.grad import differentiate
+from onnxremat.grad import differentiate, training_of
 from onnxremat.graph import atomic as files
 from onnxremat.graph import light
 from onnxremat.graph.atomic import atomic
@@ -473,3 +473,23 @@ def test_an_interrupt_as_a_file_is_begun_leaves_nothing(
     with pytest.raises(KeyboardInterrupt), atomic(tmp_path / "out.onnx"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_sparse_constants_are_dense_ones() -> None:
+    """Elsewhere than as a result, which may be sparse."""
+    made = sparse(np.array([[0, 1], [7, 7]]))
+    weight = made.graph.sparse_initializer[0]
+    node = helper.make_node("Constant", [], ["w"], sparse_value=weight)
+    del made.graph.sparse_initializer[:]
+    made.graph.node.insert(0, node)
+    bound = bind(made)
+    (found,) = (helper.get_attribute_value(each) for each in bound.graph.node[0].attribute)
+    assert numpy_helper.to_array(found)[7, 7] == numpy_helper.to_array(weight.values)[1]
+    step = differentiate(bound, loss="mse", trainable=["x"])
+    assert [row.name for row in training_of(step).weights] == ["w"]
+    result = helper.make_sparse_tensor_value_info("w", TensorProto.FLOAT, [8, 8])
+    made.graph.output.append(result)
+    kept = bind(made).graph.node[0].attribute[0]
+    assert kept.type == onnx.AttributeProto.SPARSE_TENSOR
+    made.graph.node[0].attribute[0].name = "value"
+    assert training_of(differentiate(made, loss="mse", trainable=["x"])).prediction == "y"

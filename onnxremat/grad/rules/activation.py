@@ -94,8 +94,10 @@ def selu(call: Call) -> Cotangents:
 
 @vjp("Celu", reads="y0")
 def celu(call: Call) -> Cotangents:
-    """y = x, or a (e**(x/a) - 1) below 0. dx = dy, or dy (y/a + 1)."""
+    """y = x, or a (e**(x/a) - 1) below 0. dx = dy, or dy (y/a + 1); 0 there if a is 0."""
     t, alpha = call.tape, call.attribute("alpha", 1.0)
+    if alpha == 0.0:
+        return [t.mask(t.compare("Greater", call.y, 0.0), call.dy)]
     below = t.mul(call.dy, t.add(t.mul(call.y, 1.0 / alpha), 1.0))
     return [t.where(t.compare("Greater", call.y, 0.0), call.dy, below)]
 

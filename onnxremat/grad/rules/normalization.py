@@ -80,7 +80,7 @@ def _layer_norm(call: Call, axis: int, inverse: str, z: str, *, centred: bool) -
         inverse: 1/spread of each row.
         z: x less its mean where ``centred``, else xhat, which is that times ``inverse``.
     """
-    t, scale = call.tape, call.op.inputs[1]
+    t = call.tape
     width = math.prod(call.shape()[axis:])
     rows = t.size(call.x) // width
     dy, z = t.reshape(call.dy, (rows, width)), t.reshape(z, (rows, width))
@@ -94,9 +94,7 @@ def _layer_norm(call: Call, axis: int, inverse: str, z: str, *, centred: bool) -
     if call.need(2):
         db = _parameter(call, dy, 2, lead)
     if call.need(0):
-        row = t.reshape(t.expand(scale, call.shape()[axis:]), (width,))
-        # The product with a column spares the pass that would scale dy xhat first.
-        moment = t.matmul(weighted, t.mul(t.reshape(row, (width, 1)), 1.0 / width))
+        row, moment = _scaled_mean(call, weighted, axis)
         moment = t.mul(moment, inverse)
         if centred:  # once more: the square of a number for a row may be too small to be one
             moment = t.mul(moment, inverse)
@@ -106,12 +104,32 @@ def _layer_norm(call: Call, axis: int, inverse: str, z: str, *, centred: bool) -
     return [dx, dscale, db][: len(call.op.inputs)]
 
 
+def _scaled_mean(call: Call, rows: str, axis: int) -> tuple[str, str]:
+    """The scale, as it is multiplied with rows, and the mean of each row of their product."""
+    t, scale, shape = call.tape, call.op.inputs[1], call.shape()
+    width = math.prod(shape[axis:])
+    if _of_rows(call, 1, axis):
+        full = t.reshape(t.expand(scale, shape), t.shape(rows))
+        return full, t.mean(t.mul(rows, full), [1])
+    flat = t.reshape(scale, t.shape(scale)[max(0, len(t.shape(scale)) - len(shape) + axis) :])
+    row = t.reshape(t.expand(flat, shape[axis:]), (width,))
+    # The product with a column spares the pass that would scale dy xhat first.
+    return row, t.matmul(rows, t.mul(t.reshape(row, (width, 1)), 1.0 / width))
+
+
+def _of_rows(call: Call, position: int, axis: int) -> bool:
+    """Whether a parameter has other numbers for other rows."""
+    own = call.shape(position)
+    return math.prod(own[: max(0, len(own) - len(call.shape()) + axis)]) != 1
+
+
 def _parameter(call: Call, rows: str, position: int, lead: list[int]) -> str:
     """Sum over rows in the shape of a parameter (which may broadcast further)."""
-    t = call.tape
-    summed = t.sum(rows, [0])
-    summed = t.reshape(summed, call.shape()[len(lead) :])
-    return t.unbroadcast(summed, call.shape(position))
+    t, own = call.tape, call.shape(position)
+    if _of_rows(call, position, len(lead)):
+        return t.unbroadcast(t.reshape(rows, call.shape()), own)
+    summed = t.reshape(t.sum(rows, [0]), call.shape()[len(lead) :])
+    return t.reshape(t.unbroadcast(summed, own[-len(t.shape(summed)) :]), own)
 
 
 @vjp("InstanceNormalization", reads="x0 x1")
@@ -124,8 +142,15 @@ def instance_norm(call: Call) -> Cotangents:
 @vjp("GroupNormalization", since=18, reads="x0 x1")
 def group_norm(call: Call) -> Cotangents:
     """y = s xhat + b, xhat = (x - mean) / spread over groups of channels and space; s and b per
-    channel (per group before opset 21)."""
-    return _grouped(call, call.attribute("num_groups"), call.shape(1)[0])
+    channel (per group before opset 21).
+
+    Raises:
+        UnsupportedError: there are other numbers of these, which onnxruntime runs all the same.
+    """
+    groups, sizes = call.attribute("num_groups"), {call.shape(1), call.shape(2)}
+    if sizes not in ({(groups,)}, {(call.shape()[1],)}):
+        raise call.unsupported("its scale and bias are not one number per channel, or per group")
+    return _grouped(call, groups, call.shape(1)[0])
 
 
 def _grouped(call: Call, groups: int, size: int) -> Cotangents:

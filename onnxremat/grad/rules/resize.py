@@ -31,6 +31,8 @@ def resize(call: Call) -> Cotangents:
             time.
     """
     t, shape, out = call.tape, call.shape(), call.out_shape
+    if len(out) != len(shape):
+        raise call.unsupported(f"the file gives its result the shape {out}, its input {shape}")
     if 0 in out:  # a product over nothing is not written by every kernel
         return call.only(t.filled(0.0, shape, t.dtype(call.x)))
     matrices = {
@@ -58,7 +60,7 @@ def along_axis(t: Tape, a: str, axis: int, matrix: np.ndarray) -> str:
     """a with an axis of length o turned into one of length n by a matrix [o, n]."""
     shape = t.shape(a)
     to = (*shape[:axis], matrix.shape[1], *shape[axis + 1 :])
-    if axis == len(shape) - 1:
+    if axis == len(shape) - 1 > 0:
         return t.matmul(a, t.constant(matrix, t.dtype(a)))
     rest = math.prod(shape[axis + 1 :])
     rows = t.reshape(a, (math.prod(shape[:axis]), shape[axis], rest))

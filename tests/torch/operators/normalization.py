@@ -9,17 +9,21 @@ from tests.torch.node import Node, Operator, Tensor
 
 
 def _batch_norm(n: Node) -> list[Tensor]:
-    x, scale, bias, mean, variance = (n[k] for k in range(5))
+    given, scale, bias, mean, variance = (n[k] for k in range(5))
+    x = given if given.dim() > 1 else given.unsqueeze(1)  # numbers of one channel
     epsilon, keep = n.get("epsilon", 1e-5), n.get("momentum", 0.9)
     if not n.get("training_mode", 0):
         shape = (1, -1, *[1] * (x.dim() - 2))  # F.batch_norm has no gradient for the statistics
         mean, variance, scale, bias = (row.view(shape) for row in (mean, variance, scale, bias))
-        return [(x - mean) / (variance + epsilon).sqrt() * scale + bias]
+        return [((x - mean) / (variance + epsilon).sqrt() * scale + bias).reshape(given.shape)]
     y = F.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon)
     # ONNX, unlike PyTorch, moves the running variance towards that of the batch with divisor n.
     axes = [axis for axis in range(x.dim()) if axis != 1]
     running = (x.mean(axes), x.var(axes, correction=0))
-    return [y, *(a * keep + b * (1 - keep) for a, b in zip((mean, variance), running, strict=True))]
+    return [
+        y.reshape(given.shape),
+        *(a * keep + b * (1 - keep) for a, b in zip((mean, variance), running, strict=True)),
+    ]
 
 
 def layer_norm(
@@ -27,10 +31,13 @@ def layer_norm(
 ) -> list[Tensor]:
     """y, mean and 1 / spread over the axes from ``axis`` on."""
     shape = x.shape[axis:]
-    bias = None if bias is None else bias.expand(shape)
     axes = list(range(axis % x.dim(), x.dim()))
     mean = x.mean(axes, keepdim=True)
     inverse = (x.var(axes, correction=0, keepdim=True) + epsilon).rsqrt()
+    if max(scale.dim(), bias.dim() if bias is not None else 0) > len(shape):  # rows have their own
+        y = F.layer_norm(x, shape, None, None, epsilon) * scale
+        return [y if bias is None else y + bias, mean, inverse]
+    bias = None if bias is None else bias.expand(shape)
     return [F.layer_norm(x, shape, scale.expand(shape), bias, epsilon), mean, inverse]
 
 

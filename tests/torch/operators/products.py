@@ -25,6 +25,21 @@ def _fused_matmul(n: Node) -> Tensor:
     return n.get("alpha", 1.0) * (sides[0] @ sides[1])
 
 
+def _few_bits(n: Node) -> Tensor:
+    """Weights of a few bits, the first in a byte's lowest, by a scale and a zero for each block."""
+    rows, width, block, bits = (n.get(name) for name in ("N", "K", "block_size", "bits"))
+    blocks = -(-width // block)
+
+    def unpacked(packed: Tensor) -> Tensor:
+        parts = [(packed.int() >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+        return torch.stack(parts, -1).reshape(rows, -1)
+
+    zeros = unpacked(n[3])[:, :blocks, None] if n.has(3) else 2 ** (bits - 1)
+    numbers = unpacked(n[1]).reshape(rows, blocks, block) - zeros
+    weight = (numbers * n[2].reshape(rows, blocks, 1)).reshape(rows, -1)[:, :width]
+    return F.linear(n[0], weight, n.maybe(5))
+
+
 def _activated(n: Node, y: Tensor, settings: list[float]) -> Tensor:
     """The activation of a fused product."""
     return {
@@ -67,5 +82,6 @@ PRODUCTS: dict[str, Operator] = {
     "com.microsoft.FusedConv": _fused_conv,
     "com.microsoft.FusedGemm": _fused_gemm,
     "com.microsoft.FusedMatMul": _fused_matmul,
+    "com.microsoft.MatMulNBits": _few_bits,
     "com.microsoft.TransposeMatMul": _fused_matmul,
 }

@@ -29,7 +29,7 @@ def _interpolated(
         target = {"size": sizes[2:]} if sizes else {"scale_factor": tuple((scales or [])[2:])}
         return F.interpolate(x, **target, **kind)
     beyond = torch.zeros(1, dtype=torch.bool)
-    for axis in range(2, x.dim()):
+    for axis in range(2 if x.dim() > 2 else 0, x.dim()):
         length = x.shape[axis]
         scale = scales[axis] if scales else (sizes or [])[axis] / length
         result = int(np.floor(length * scale)) if scales else (sizes or [])[axis]

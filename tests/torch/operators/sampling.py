@@ -18,6 +18,47 @@ def _grid_sample(n: Node) -> Tensor:
     )  # fmt: skip
 
 
+def _deform_conv(n: Node) -> Tensor:
+    """Filters times what lies, between pixels, where each of their elements looks."""
+    x, filters, moves = n[0], n[1], n[2]
+    groups, bundles = n.get("group", 1), n.get("offset_group", 1)
+    (batch, channels, *_), (rows, columns) = x.shape, moves.shape[2:]
+    strides, dilations, pads = n.get("strides"), n.get("dilations"), n.get("pads")
+    taken = []
+    for k in range(filters[0, 0].numel()):
+        i, j = divmod(k, filters.shape[3])
+        parts = []
+        for bundle in range(bundles):
+            at = 2 * (bundle * filters[0, 0].numel() + k)
+            y = torch.arange(rows).reshape(-1, 1) * strides[0] - pads[0] + i * dilations[0]
+            z = torch.arange(columns) * strides[1] - pads[1] + j * dilations[1]
+            width = channels // bundles
+            image = x[:, bundle * width : (bundle + 1) * width]
+            part = _between(image, y + moves[:, at], z + moves[:, at + 1])
+            parts.append(part * n[4][:, at // 2, None] if n.has(4) else part)
+        taken.append(torch.cat(parts, 1))
+    inner = torch.stack(taken, 2).reshape(batch, groups, -1, rows * columns)
+    made = filters.reshape(groups, filters.shape[0] // groups, -1) @ inner
+    made = made.reshape(batch, -1, rows, columns)
+    return made + n[3].reshape(-1, 1, 1) if n.has(3) else made
+
+
+def _between(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """[N, C, H, W] at places [N, rows, columns] between pixels, 0 outside."""
+    rows, columns = image.shape[2:]
+    total = torch.zeros(())
+    for down in (0, 1):
+        for right in (0, 1):
+            top, left = (y.detach().floor() + down).long(), (x.detach().floor() + right).long()
+            share = (1 - (y - top).abs()) * (1 - (x - left).abs())
+            inside = (top >= 0) & (top < rows) & (left >= 0) & (left < columns)
+            flat = top.clamp(0, rows - 1) * columns + left.clamp(0, columns - 1)
+            which = flat.flatten(1)[:, None].expand(-1, image.shape[1], -1)
+            found = image.flatten(2).gather(2, which).reshape(*image.shape[:2], *y.shape[1:])
+            total = total + found * (share * inside)[:, None]
+    return total
+
+
 def _dft(n: Node) -> Tensor:
     x = n[0]
     axis = n.get("axis", 1) if n.version < 20 else int(n[2]) if n.has(2) else -2
@@ -113,6 +154,7 @@ SAMPLING: dict[str, Operator] = {
     "GlobalLpPool": _global_lp_pool,
     "GridSample": _grid_sample,
     "Mod": lambda n: torch.fmod(n[0], n[1]) if n.get("fmod", 0) else torch.remainder(n[0], n[1]),
+    "DeformConv": _deform_conv,
     "RoiAlign": _roi_align,
     "STFT": _stft,
 }

@@ -1,0 +1,85 @@
+"""`set-input`: flags and numbers that always have one value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxremat.grad import training_of
+from tests.cli.conftest import Command
+from tests.toolbox import parse
+
+RATES = """g (float[2, 3] x, int64 rate, bool[flags] on) => (float[2, k] y) <int64 low = {8000}> {
+    c = Equal(rate, low)
+    y = If(c) <
+        then_branch = narrow () => (float[2, 1] p) <float[3, 1] slim = {1.5, -0.25, 2.25}>
+            { p = MatMul(x, slim) },
+        else_branch = broad () => (float[2, 2] q)
+            { wide = Constant <value = float[3, 2] {1, 2.5, 3, -4, 5, 0.25}> ()
+              q = MatMul(x, wide) }>
+    unread = Not(on)
+}"""
+
+
+@pytest.fixture
+def rates(folder: Path) -> Path:
+    """A model of two rates, whose weights lie in its branches."""
+    onnx.save(parse(RATES), "in.onnx")
+    return folder
+
+
+def outputs(path: str, **feeds: np.ndarray) -> np.ndarray:
+    return ort.InferenceSession(path).run(None, feeds)[0]
+
+
+@pytest.mark.parametrize(("rate", "weight"), [(8000, "slim"), (16000, "wide")])
+def test_a_model_of_several_rates_is_trained_for_one(
+    cli: Command, rates: Path, rate: int, weight: str
+) -> None:
+    made = cli("set-input", "in.onnx", "one.onnx", f"rate={rate}", "on=true")
+    assert (made.code, made.out) == (0, ""), made.err
+    assert f"'rate' is {rate}" in made.err
+    x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    whole = outputs("in.onnx", x=x, rate=np.array(rate), on=np.array([True]))
+    np.testing.assert_array_equal(outputs("one.onnx", x=x), whole)
+    said = cli("differentiate", "one.onnx", "step.onnx", "--loss", "mse")
+    assert said.code == 0, said.err
+    about = training_of(onnx.load("step.onnx"))
+    assert [variable.input for variable in about.parameters] == [weight]
+    assert cli("optimize", "one.onnx", "out.onnx", "-b", "2x", "--bench-seconds", 0).code == 0
+    np.testing.assert_allclose(outputs("out.onnx", x=x), whole, rtol=1e-5)
+
+
+def test_what_cannot_be_set(cli: Command, rates: Path) -> None:
+    def refused(value: str, *parts: str) -> None:
+        cli("set-input", "in.onnx", "out.onnx", value).assert_refused(2, *parts)
+
+    refused("rate=1.5", "no value of input 'rate'", "int64")
+    refused("rate=99999999999999999999", "no value of input 'rate'")
+    refused("on=3", "no value of input 'on'", "bool")
+    refused("x=nan", "no value of input 'x'")
+    refused("x=1,2", "shape [2, 3], not 2 values")
+    refused("speed=1", "'speed' cannot be set", "inputs are x, rate, on")
+    refused("rate", "not understood", "NAME=VALUE")
+    cli("set-input", "in.onnx", "o.onnx", "rate=1", "rate=2").assert_refused(2, "set twice")
+    cli("set-input", "in.onnx", "in.onnx", "rate=1").assert_refused(2, "the output is the input")
+    onnx.save(parse("g (float[n, 3] x) => (float[n, 3] y) { y = Sin(x) }"), "in.onnx")
+    refused("x=1", "its shape is not known", "--dim")
+    assert not Path("out.onnx").exists()
+
+
+def test_a_branch_that_is_not_known_says_how_to_choose_it(cli: Command, rates: Path) -> None:
+    asked = ("differentiate", "in.onnx", "step.onnx", "--loss", "mse", "--dim", "flags=1")
+    cli(*asked).assert_refused(2, "size of tensor 'y' is not known", "onnxremat set-input")
+    same = RATES.replace("[2, k]", "[2, 2]").replace("float[2, 1] p", "float[2, 2] p")
+    same = same.replace("float[3, 1]", "float[3, 2]").replace("2.25}", "2.25, 1.25, 3, 7}")
+    onnx.save(parse(same), "in.onnx")
+    cli(*asked).assert_refused(7, "its body reads", "onnxremat set-input IN OUT NAME=VALUE")
+    step = cli("set-input", "in.onnx", "o.onnx", "rate=1", "on=true,false")
+    assert step.code == 0, step.err
+    cli("differentiate", "o.onnx", "step.onnx", "--loss", "mse")
+    cli("set-input", "step.onnx", "p.onnx", "x=1").assert_refused(2, "is a training step")
