@@ -143,6 +143,7 @@ class Part:
             if position in piece.constants
             else self._taken(name, span, name in inside)
             for position, (name, span) in enumerate(zip(op.inputs, piece.reads, strict=True))
+            if position not in piece.unread
         ]
         outputs = {name: f"{name}{self.end}" for name in op.writes}
         changed = writer.model and piece.attributes

@@ -14,6 +14,7 @@ from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for, rate_of, seconds_of
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region
+from onnxremat.fission.shifted import seconds_shifted, shifted, shifted_for
 from onnxremat.fission.split import split
 from onnxremat.fission.twice import as_first, twice, twice_for
 from onnxremat.fission.writer import CONSTANT
@@ -42,11 +43,12 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
         folder: of its external weights.
     """
     block, reach = channels_per_block(graph), reach_of(graph, folder)
-    rate = rate_of(graph, costs.seconds)
-    found = [Whole(graph, costs.seconds, costs.scratch, block, reach, rate, costs.kernels)]
+    rate, graph = rate_of(graph, costs.seconds), shifted(graph)
+    seconds = seconds_shifted(graph, costs.seconds)
+    found = [Whole(graph, seconds, costs.scratch, block, reach, rate, costs.kernels)]
     wide = _wide(graph)
     if wide is not graph:
-        seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
+        seconds = seconds_of(wide, seconds_apart(wide, seconds))
         more = wide.weight_bytes - graph.weight_bytes
         found.append(replace(found[0], graph=wide, seconds=seconds, more=more))
     both = twice(wide)
@@ -107,6 +109,7 @@ def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Gra
         CannotSplitError: an op cannot be split so.
     """
     names = [name for region in regions for name in region.ops]
+    graph = shifted_for(graph, names)
     wide = _wide(graph) if any(APART in name for name in names) else opened_for(graph, names)
     wide = twice_for(wide, names)
     known = {op.name for op in wide.ops}
