@@ -10,6 +10,7 @@ from typing import Any
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.fission.apart import APART, apart, seconds_apart
+from onnxremat.fission.in_order import ORDERED, in_order, seconds_in_order
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for, rate_of, seconds_of
 from onnxremat.fission.pricing import Whole
@@ -48,7 +49,7 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
     found = [Whole(graph, seconds, costs.scratch, block, reach, rate, costs.kernels)]
     wide = _wide(graph)
     if wide is not graph:
-        seconds = seconds_of(wide, seconds_apart(wide, seconds))
+        seconds = seconds_of(wide, seconds_in_order(wide, seconds_apart(wide, seconds)))
         more = wide.weight_bytes - graph.weight_bytes
         found.append(replace(found[0], graph=wide, seconds=seconds, more=more))
     both = twice(wide)
@@ -62,8 +63,9 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
 
 
 def _wide(graph: Graph) -> Graph:
-    """The graph with its normalisations written out, and its layouts apart."""
-    return apart(opened(graph, {norm.name for norm in norms_of(graph)}))
+    """The graph with its normalisations written out, its layouts apart, and images enlarged with
+    their channels in order."""
+    return in_order(apart(opened(graph, {norm.name for norm in norms_of(graph)})))
 
 
 def in_regions(
@@ -110,7 +112,8 @@ def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Gra
     """
     names = [name for region in regions for name in region.ops]
     graph = shifted_for(graph, names)
-    wide = _wide(graph) if any(APART in name for name in names) else opened_for(graph, names)
+    other = any(APART in name or name.endswith(ORDERED) for name in names)
+    wide = _wide(graph) if other else opened_for(graph, names)
     wide = twice_for(wide, names)
     known = {op.name for op in wide.ops}
     for region in regions:
