@@ -201,9 +201,7 @@ class Chooser(Trials):
             best = step
         return best
 
-    def _step(
-        self, now: Priced, limit: int, parts: int, every: bool, near: bool
-    ) -> Priced | None:
+    def _step(self, now: Priced, limit: int, parts: int, every: bool, near: bool) -> Priced | None:
         """One region more, or another one, or one in more parts; None where nothing helps.
 
         Args:

@@ -28,7 +28,7 @@ def write_region(writer: Writer, region: Region, tag: str, *, alike: bool = Fals
         CannotSplitError: an op cannot be split so.
     """
     paper = writer.paper
-    if len(region.parts) == 1:
+    if len(region.parts) == 1 and not region.sums:
         for place in paper.members(region):
             write_whole(writer, place)
         return

@@ -83,7 +83,6 @@ class Piece:
         left = {*self.constants, *self.unread}
         return [each for index, each in enumerate(both) if index not in left]
 
-
     def sample(self, inputs: Sequence[str]) -> list[tuple[str, Span | None]]:
         """What is read of them by this stretch or, where it needs none of an input, by another."""
         both = zip(inputs, self.reads, strict=True)

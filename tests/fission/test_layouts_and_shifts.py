@@ -23,24 +23,23 @@ ROWS, WIDE = 28, 8  # of an image, and its channels; windows of 7
 
 
 def windows() -> onnx.ModelProto:
-    """Attention within each window of an image."""
+    """Attention within each window of a wide image."""
     g = Drawn(0)
-    g.shapes["x"] = (1, ROWS, ROWS, WIDE)
-    each = ROWS // 7
-    apart, back = (1, each, 7, each, 7, WIDE), (1, each, each, 7, 7, WIDE)
-    x = g.op("Tanh", ["x"], g.shapes["x"])
-    y = g.op("Reshape", [x, g.constant(apart, "i8")], apart)
+    g.shapes["x"], each, wide = (1, ROWS, ROWS, WIDE), ROWS // 7, 8 * WIDE
+    image, apart = (1, ROWS, ROWS, wide), (1, each, 7, each, 7, wide)
+    back, tokens = (1, each, each, 7, 7, wide), (each * each, 49, wide)
+    y = g.op("MatMul", ["x", g.weight(WIDE, wide)], image)
+    y = g.op("Reshape", [y, g.constant(apart, "i8")], apart)
     y = g.op("Transpose", [y], back, perm=[0, 1, 3, 2, 4, 5])
-    tokens = (each * each, 49, WIDE)
     y = g.op("Reshape", [y, g.constant(tokens, "i8")], tokens)
-    turned, scores = (each * each, WIDE, 49), (each * each, 49, 49)
+    turned, scores = (each * each, wide, 49), (each * each, 49, 49)
     keys = g.op("Transpose", [y], turned, perm=[0, 2, 1])
     weights = g.op("Softmax", [g.op("MatMul", [y, keys], scores)], scores, axis=-1)
     y = g.op("MatMul", [weights, y], tokens)
     y = g.op("Reshape", [y, g.constant(back, "i8")], back)
     y = g.op("Transpose", [y], apart, perm=[0, 1, 3, 2, 4, 5])
-    y = g.op("Reshape", [y, g.constant(g.shapes["x"], "i8")], g.shapes["x"])
-    return g.model("x", [g.op("Add", [x, y], g.shapes["x"])])
+    y = g.op("Reshape", [y, g.constant(image, "i8")], image)
+    return g.model("x", [g.op("MatMul", [y, g.weight(wide, WIDE)], g.shapes["x"])])
 
 
 def rolled() -> onnx.ModelProto:
