@@ -100,7 +100,9 @@ def _slices(
         if constants is not None:
             for (value,) in bounds.values():
                 inputs.append(SHIFTED + str(value))
-                constants[inputs[-1]] = numpy_helper.from_array(np.int64([value]), inputs[-1])
+                constants[inputs[-1]] = numpy_helper.from_array(
+                    np.asarray([value], np.int64), inputs[-1]
+                )
             bounds = {}
         node = onnx.helper.make_node("Slice", inputs, [output], name, **bounds)
         yield Op(name, "Slice", "", tuple(inputs), (output,), (), node)

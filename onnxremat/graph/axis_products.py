@@ -94,9 +94,7 @@ def product(call: Call, span: Span) -> Piece:
         columns = len(right) - (2 if call.attributes.get("transB") else 1)
         reads[1] = span.along(_lies(call, "transBatchB", right, columns))
     else:
-        for position, (shape, inside) in enumerate(
-            ((left, "transBatchA"), (right, "transBatchB"))
-        ):
+        for position, (shape, inside) in enumerate(((left, "transBatchA"), (right, "transBatchB"))):
             axis = span.axis - (rank - len(shape))
             axis = _lies(call, inside, shape, axis) if axis >= 0 else axis
             if axis >= 0 and shape[axis] == call.out[span.axis]:
