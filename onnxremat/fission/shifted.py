@@ -33,6 +33,7 @@ def shifted(graph: Graph, which: Collection[str] | None = None) -> Graph:
         ops += [op] if axis is None else _slices(facts, op, axis, constants if listed else None)
     if len(ops) == len(graph.ops):
         return graph
+    constants = {name: each for name, each in constants.items() if name not in graph.tensors}
     frame = onnx.ModelProto()
     frame.CopyFrom(graph.model)
     frame.graph.initializer.extend(constants.values())

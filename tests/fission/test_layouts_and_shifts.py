@@ -42,12 +42,13 @@ def windows() -> onnx.ModelProto:
     return g.model("x", [g.op("MatMul", [y, g.weight(wide, WIDE)], g.shapes["x"])])
 
 
-def rolled() -> onnx.ModelProto:
+def rolled(times: int = 1) -> onnx.ModelProto:
     """A wide image that is shifted by three rows."""
     g = Drawn(0)
     g.shapes["x"], wide = (1, ROWS, ROWS, WIDE), (1, ROWS, ROWS, 8 * WIDE)
     y = g.op("Tanh", [g.op("MatMul", ["x", g.weight(WIDE, 8 * WIDE)], wide)], wide)
-    y = g.op("Tanh", [_rolled(g, y, 3)], wide)
+    for _ in range(times):
+        y = g.op("Tanh", [_rolled(g, y, 3)], wide)
     return g.model("x", [g.op("MatMul", [y, g.weight(8 * WIDE, WIDE)], g.shapes["x"])])
 
 
@@ -94,6 +95,17 @@ def test_a_shifted_image_goes_in_parts() -> None:
     _same(graph, made, FEEDS)
     assert share < 0.4
     assert any(SHIFTED in op.name for op in made.ops)
+
+
+def test_a_graph_with_one_image_shifted_so_is_planned_again() -> None:
+    """Numbers that its Slices read are there already, and are stored once."""
+    graph = build_graph(rolled(times=2))
+    first = next(op.name for op in graph.ops if op.op_type == "Split")
+    again = shifted(shifted(graph, {first}))
+    assert not any(op.op_type == "Split" for op in again.ops)
+    stored = [tensor.name for tensor in again.model.graph.initializer]
+    assert len(stored) == len(set(stored))
+    _same(graph, again, FEEDS)
 
 
 def test_what_is_not_shifted_stays_split() -> None:
