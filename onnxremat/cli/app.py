@@ -53,7 +53,7 @@ def main() -> None:
 def _abandoned(threads: set[threading.Thread]) -> bool:
     """A solver is among them; where none was loaded none can be, and none is loaded for it."""
     solvers = sys.modules.get("onnxremat.planner.solvers.base")
-    return solvers is not None and any(t.name == solvers.ABANDONED for t in threads)
+    return getattr(solvers, "ABANDONED", None) in {thread.name for thread in threads}
 
 
 def _code() -> int:

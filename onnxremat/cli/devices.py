@@ -81,16 +81,15 @@ def _list(voice: Voice) -> None:
 
 
 def _show(voice: Voice, machine: Machine) -> None:
-    from onnxremat.ort.providers import missing
+    from onnxremat.pipeline.site import Site
 
+    absent = Site(machine).absent
     if voice.as_json:
-        facts = _facts(machine)
-        facts["missing"] = {d.name: missing(d) for d in machine.devices if missing(d)}
-        voice.result(facts)
+        voice.result({**_facts(machine), "missing": absent})
         return
     voice.out.print(machine.name)
     for device in machine.devices:
-        why = missing(device)
+        why = absent.get(device.name)
         text = _line(device) + (f"   not here: {why}" if why else "")
         voice.out.print(text)
     for link in machine.links:

@@ -38,10 +38,9 @@ def _never() -> bool:
 
 def leave(code: int) -> NoReturn:
     """End the process at once; only temporary folders and half-written files go."""
-    if (folders := sys.modules.get("onnxremat.graph.temporary")) is not None:
-        folders.remove_folders()
-    if (files := sys.modules.get("onnxremat.graph.atomic")) is not None:
-        files.remove_unfinished()
+    # Of a module that is not there, or was being imported, nothing was called that needs it.
+    getattr(sys.modules.get("onnxremat.graph.temporary"), "remove_folders", _nothing)()
+    getattr(sys.modules.get("onnxremat.graph.atomic"), "remove_unfinished", _nothing)()
     os._exit(code)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnxremat.cli import args
+from onnxremat.cli.asked import first_given
 from onnxremat.cli.console import Voice
 from onnxremat.cli.counted import REST, Counted
 from onnxremat.cli.workers import (
@@ -43,7 +44,14 @@ if TYPE_CHECKING:
 PARSER = Counted
 
 
+# Options of the rate, and the schedules that heed them.
+OF_SCHEDULES = {
+    "floor": ("linear", "cosine"), "drop_every": ("step",), "drop_factor": ("step",),
+}  # fmt: skip
+
+
 def command(
+    context: typer.Context,
     source: Annotated[
         Path, typer.Argument(metavar="STEP", help="Training step.", show_default=False)
     ],
@@ -175,6 +183,7 @@ def command(
     rate_schedule, wanted = schedules_of(
         schedule or [], pipeline is not None, micro_batches, stages, in_flight, budget
     )
+    _check_heeded(context, rate_schedule, checkpoint)
     if data_parallel is None and pipeline is None:
         check_alone()
         ranks = None
@@ -281,6 +290,19 @@ def _check(source: Path, weights: Path | None, export: Path | None, validate: st
     if export and weights:
         api.check_paths(weights, export)
         api.check_paths(source, export)
+
+
+def _check_heeded(context: typer.Context, schedule: str, checkpoint: Path | None) -> None:
+    """No option was given that would do nothing."""
+    for name, schedules in OF_SCHEDULES.items():
+        option = first_given(context, (name,))
+        if option and schedule not in schedules:
+            raise UsageError(
+                f"{option} is not for a rate that is {schedule}",
+                hint="--schedule " + " or ".join(schedules),
+            )
+    if checkpoint is None and first_given(context, ("every",)):
+        raise UsageError("--every needs a checkpoint", hint="--checkpoint FILE")
 
 
 def _check_checkpoint(checkpoint: Path | None, resume: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -81,13 +82,23 @@ def _gpu_memory(device: Device) -> int:
     """Bytes of an NVIDIA GPU, by its own tool; 0 where that is not there."""
     import subprocess
 
-    if device.provider != PROVIDERS["cuda"]:
+    number = _of_all_gpus(device.index)
+    if device.provider != PROVIDERS["cuda"] or not number:
         return 0
     asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            [*asked, f"--id={device.index}"], capture_output=True, text=True, check=True
+            [*asked, f"--id={number}"], capture_output=True, text=True, check=True
         )
         return int(done.stdout.split()[0]) << 20
     except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
         return 0
+
+
+def _of_all_gpus(index: int) -> str:
+    """The number or name among all GPUs of one of those that CUDA shows; "" where it shows none."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return str(index)
+    names = [name.strip() for name in shown.split(",")]
+    return names[index] if index < len(names) else ""

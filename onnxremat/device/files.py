@@ -5,7 +5,7 @@ name = "cpu-cuda"
 name = "cuda"            # unique
 provider = "cuda"        # cpu, cuda, openvino, tensorrt, directml, coreml, webgpu, storage
 index = 0
-memory = "24GiB"         # or bytes; without it the machine's own, or not known
+memory = "24GiB"         # or bytes; without it this machine's own, not known elsewhere or of a GPU
 threads = 0              # of processors; 0 for one per core
 flops = 31.2e12          # per second
 bandwidth = "600GB"      # bytes per second
@@ -120,7 +120,8 @@ def parse_machine(text: str, name: str = "machine", where: str = "") -> Machine:
         )
     rows = _tables(data, "device", where)
     check(len(rows), DEVICES, "devices", where=where, hint=FEWER, kind=UsageError)
-    devices = tuple(_device(row, where) for row in rows)
+    elsewhere = data.get("elsewhere", False)
+    devices = tuple(_device(row, where, here=not elsewhere) for row in rows)
     links = [_link(row, where) for row in _tables(data, "link", where)]
     given = {(link.source, link.target) for link in links}
     back = [
@@ -129,9 +130,7 @@ def parse_machine(text: str, name: str = "machine", where: str = "") -> Machine:
         if (k.target, k.source) not in given
     ]
     try:
-        return Machine(
-            devices, (*links, *back), data.get("name", name), data.get("elsewhere", False)
-        )
+        return Machine(devices, (*links, *back), data.get("name", name), elsewhere)
     except UsageError as error:
         raise UsageError(error.what, where=where, why=error.why, hint=error.hint) from error
 
@@ -157,7 +156,7 @@ def _checked(row: Mapping[str, Any], kinds: Mapping[str, Any], what: str, where:
             raise UsageError(f"{what}: {key} = {str(value)[:40]} is {problem}", where=where)
 
 
-def _device(row: Mapping[str, Any], where: str) -> Device:
+def _device(row: Mapping[str, Any], where: str, *, here: bool) -> Device:
     what = f"device '{row.get('name', '?')}'"
     _checked(row, _DEVICE, what, where)
     name = row.get("name", "")
@@ -169,10 +168,10 @@ def _device(row: Mapping[str, Any], where: str) -> Device:
         bandwidth = float(_amount(row.get("bandwidth", 0)))
     except UsageError as error:
         raise UsageError(f"{what}: {error.what}", where=where, hint=error.hint) from error
-    if provider in (PROVIDERS["cpu"], PROVIDERS["openvino"]) and not memory:
+    if here and provider in (PROVIDERS["cpu"], PROVIDERS["openvino"]) and not memory:
         memory = memory_bytes()  # the device is this machine's processor
     threads = row.get("threads", 0)
-    if provider == PROVIDERS["cpu"] and not threads:
+    if here and provider == PROVIDERS["cpu"] and not threads:
         threads = processors()
     options = {str(key): str(value) for key, value in row.get("options", {}).items()}
     try:

@@ -217,12 +217,21 @@ class Machine:
         budget but their memory.
 
         Raises:
-            UsageError: malformed, or a device that is not there.
+            UsageError: malformed, a device that is not there, or one that is named twice.
         """
         found = parse_budgets(text)
         if "" in found:
             return dict.fromkeys(self.names, found[""])
-        return {self._named(name): budget for name, budget in found.items()}
+        named: dict[str, Budget] = {}
+        for name, budget in found.items():
+            device = self._named(name)
+            if device in named:
+                raise UsageError(
+                    f"budget '{text}' names device '{device}' twice",
+                    hint="its devices are " + ", ".join(self.names),
+                )
+            named[device] = budget
+        return named
 
     def _named(self, text: str) -> str:
         wanted = {text.lower(), f"{text.lower()}:0", text.lower().removesuffix(":0")}

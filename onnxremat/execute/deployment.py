@@ -27,6 +27,13 @@ from onnxremat.execute.in_flight import places
 from onnxremat.execute.inside import insides
 from onnxremat.execute.partition_cuts import Terms, partition_within
 from onnxremat.execute.pipelined import Event, Flow, Pipeline, pipeline_stages, rounds_of
+from onnxremat.execute.read_back import (
+    read_counted,
+    read_seconds,
+    read_sizes,
+    read_waits,
+    whole,
+)
 from onnxremat.execute.streams import finish_times, overlaps
 from onnxremat.execute.waits import waits_within, worst_case
 from onnxremat.grad import training_of
@@ -40,7 +47,7 @@ from onnxremat.ort.providers import CPU
 from onnxremat.ort.session import TUNED
 from onnxremat.rewrite.annotate import annotated, summary
 from onnxremat.rewrite.emit import metadata, pack, set_metadata, unpack
-from onnxremat.rewrite.partition import Counted, Partitioned, partition
+from onnxremat.rewrite.partition import Partitioned, partition
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.devices import follow, inputs_first, settled
 from onnxremat.schedule.plan import Plan, graph_hash
@@ -392,16 +399,14 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
                 hint="plan again",
             )
         machine = parse_machine(about["machine"])
-        waits = tuple((int(a), int(b)) for a, b in about["waits"])
-        limits = {str(name): int(size) for name, size in about["limits"].items()}
+        limits = read_sizes(about["limits"])
         counted = read_counted(about.get("counted", {}))  # of a version that counted less
         cuts = [str(name) for name in about["cuts"]]
-        scratch = {str(name): dict(row) for name, row in about.get("scratch", {}).items()}
-        in_flight = int(about.get("in_flight", 0))
+        scratch = {str(name): read_sizes(row) for name, row in about.get("scratch", {}).items()}
+        in_flight = whole(about.get("in_flight", 0))
         replicas = {str(d): tuple(map(str, row)) for d, row in about.get("replicas", {}).items()}
-        seconds = {int(index): float(took) for index, took in about.get("seconds", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"the device plan in {path} is damaged", why=repr(error)) from error
+        raise _damaged(path, error) from error
     if file is not None and any(device.provider != CPU for device in machine.devices):
         return read_deployment(path)  # other providers are given weights with their model
     plan = unpack(facts["plan"])
@@ -415,7 +420,14 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
         )
     pairs = training_pairs(model)
     parts = partition(follow(graph, plan), pairs=pairs, cuts=cuts, counted=counted)
-    for device in (*replicas, *(name for row in replicas.values() for name in row)):
+    try:
+        waits = read_waits(about["waits"], len(parts.actions))
+        seconds = read_seconds(about.get("seconds", {}), len(parts.actions))
+        if unknown := set(cuts).difference(op.name for op in parts.graph.ops):
+            raise ValueError(f"it is cut before '{min(unknown)}', which it does not run")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, error) from error
+    for device in (*limits, *replicas, *(name for row in replicas.values() for name in row)):
         machine.device(device)
     return Deployment(
         graph, plan, machine, parts, limits, waits, folder, seconds=seconds, scratch=scratch,
@@ -423,14 +435,9 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
     )  # fmt: skip
 
 
-def read_counted(about: Mapping[str, Any]) -> Counted:
-    """What was written of a :class:`Counted`.
-
-    Raises:
-        ValueError, TypeError, AttributeError: it is damaged.
-    """
-    given = {str(name): int(size) for name, size in about.get("given", {}).items()}
-    return Counted(given, bool(about.get("sessions", False)))
+def _damaged(path: str | os.PathLike[str], error: Exception) -> UsageError:
+    why = f"{'it has no ' if isinstance(error, KeyError) else ''}{error}"
+    return UsageError(f"the device plan in {path} is damaged", why=why, hint="plan again")
 
 
 def _opened(path: Path, mapped: bool) -> tuple[onnx.ModelProto, Path | None]:

@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.executor import Executor, Kept, Opening
+from onnxremat.execute.read_back import read_sizes, read_waits, sound
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
@@ -38,15 +41,36 @@ from onnxremat.schedule.devices import Followed, Moved, Ran
 
 FORMAT, VERSION = "onnxremat.partitions", 1
 MANIFEST = "manifest.json"
+UNFINISHED = ".unfinished"  # folder in that of an export, while it is made
 
 
 def export_partitions(made: Deployment, folder: Path) -> list[Path]:
-    """Write every partition and the manifest; returns the files written.
+    """Write every partition and the manifest; returns the files written. What an earlier export has
+    left in the folder is replaced once all of them are there.
 
     Raises:
         UsageError: the folder holds other files, or cannot be written.
     """
-    _prepare_folder(folder)
+    before = folder.is_dir()
+    earlier = _prepare_folder(folder)
+    aside = folder / UNFINISHED
+    try:
+        files = _written(made, aside)
+        try:
+            for name in earlier:
+                (folder / name).unlink(missing_ok=True)
+            return [file.replace(folder / file.name) for file in files]
+        except OSError as error:
+            raise _not_written(folder, error) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if not before:
+            with suppress(OSError):  # it holds what was written
+                folder.rmdir()
+
+
+def _written(made: Deployment, folder: Path) -> list[Path]:
+    """All files, the manifest last."""
     written: list[Path] = []
     rows: list[dict[str, Any]] = []
     for index, action in enumerate(made.parts.actions):
@@ -75,12 +99,14 @@ def export_partitions(made: Deployment, folder: Path) -> list[Path]:
     return [*written, manifest]
 
 
-def _prepare_folder(folder: Path) -> None:
+def _prepare_folder(folder: Path) -> set[str]:
+    """Make it, and in it an empty one for what is not finished; files of an earlier export, which
+    would mislead where parts are no more. Nothing else in it is touched."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}", why=error.strerror or str(error)) from error
-    there = {path.name for path in folder.iterdir()}
+        raise _not_written(folder, error) from error
+    there = {path.name for path in folder.iterdir()} - {UNFINISHED}
     ours = _earlier(folder) if MANIFEST in there else set()
     if there - ours:
         raise UsageError(
@@ -88,8 +114,16 @@ def _prepare_folder(folder: Path) -> None:
             why=", ".join(sorted(there - ours)[:5]),
             hint="give an empty folder, or one that does not exist yet",
         )
-    for name in ours & there:  # parts that are no more would mislead; nothing elsewhere goes
-        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+    try:
+        (folder / UNFINISHED).mkdir()
+    except OSError as error:
+        raise _not_written(folder, error) from error
+    return ours & there
+
+
+def _not_written(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write to {folder}", why=error.strerror or str(error))
 
 
 def _earlier(folder: Path) -> set[str]:
@@ -176,10 +210,9 @@ def load_partitions(
     base = Path(folder)
     data = _read_manifest(base)
     try:
-        parts = _partitioned(data)
+        parts = sound(_partitioned(data))
         target = machine or parse_machine(data["machine"])
-        waits = [(int(a), int(b)) for a, b in data["waits"]]
-        limits = {str(name): int(size) for name, size in data["limits"].items()}
+        waits, limits = read_waits(data["waits"], len(parts.actions)), read_sizes(data["limits"])
         files = {
             row["partition"]: (base / row["file"], row["sha256"])
             for row in data["actions"]
@@ -217,7 +250,8 @@ def _read_manifest(base: Path) -> dict[str, Any]:
 
 def _damaged(base: Path, error: Exception) -> UsageError:
     return UsageError(
-        f"{base / MANIFEST} is damaged", why=repr(error),
+        f"{base / MANIFEST} is damaged",
+        why=f"{'it has no ' if isinstance(error, KeyError) else ''}{error}",
         hint="export the partitions again, to an empty folder",
     )  # fmt: skip
 

@@ -331,7 +331,7 @@ def _by_autograd(module: Any, given: Arguments) -> dict[str, np.ndarray]:
     found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     set_modes(module)
     return {
-        name: g.detach().cpu().double().numpy()
+        name: g.detach().to_dense().cpu().double().numpy()
         for (name, _), g in zip(named, found, strict=True)
         if g is not None
     }

@@ -198,8 +198,9 @@ def _reason(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _gradients(module: Any, given: Arguments) -> dict[str, Any]:
-    """Of the parameters, frozen ones too, that some output depends on: of the sum of squares."""
+def _gradients(module: Any, given: Arguments) -> dict[str, np.ndarray]:
+    """Of the parameters, frozen ones too, that some output depends on: of the sum of the squares of
+    all numbers that are finite (masked scores are not)."""
     torch = need_torch()
     set_modes(module)
     wanted = {p: p.requires_grad for p in module.parameters()}
@@ -210,13 +211,15 @@ def _gradients(module: Any, given: Arguments) -> dict[str, Any]:
             made = [y for y in outputs_of(module, given) if torch.is_tensor(y) and y.requires_grad]
             if not made:
                 return {}
-            total = torch.stack([y.double().square().sum() for y in made]).sum()
+            finite = [torch.nan_to_num(y.double(), 0.0, 0.0, 0.0) for y in made]
+            total = torch.stack([y.square().sum() for y in finite]).sum()
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
     finally:
         for parameter, grad_wanted in wanted.items():
             parameter.requires_grad_(grad_wanted)
-    return {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
+    pairs = zip(named, found, strict=True)
+    return {name: numbers(name, g.to_dense()) for (name, _), g in pairs if g is not None}
 
 
 def _warn_of_dropouts(module: Any | None) -> None:
@@ -241,8 +244,9 @@ def _warn_of_scaled_tables(module: Any) -> None:
 
 
 def _warn_of_stops(
-    module: Any, given: Arguments, real: Mapping[str, Any], trained: set[str], exporter: str
-) -> None:
+    module: Any, given: Arguments, real: Mapping[str, np.ndarray], trained: set[str],
+    exporter: str,
+) -> None:  # fmt: skip
     """Name parameters whose gradient by a file of this exporter is not the module's, as the file
     does not say what the module does with it."""
     how = "makes the gradients of {} parameters otherwise than a file can say"
@@ -254,8 +258,7 @@ def _warn_of_stops(
     names = [
         name
         for name, gradient in real.items()
-        if name in trained
-        and (name not in found or _error(found[name].numpy(), gradient.numpy()) > SAME)
+        if name in trained and (name not in found or _error(found[name], gradient) > SAME)
     ]
     if names:
         stops = "torch.no_grad()" + ", detach()" * (exporter != "dynamo")
@@ -315,9 +318,11 @@ def _check(module: Any, given: Arguments, model: onnx.ModelProto, batched: Seque
 
 
 def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference, as a share of the largest finite element; of what is infinite in both
+    alike there is none."""
     if ours.shape != theirs.shape:
         return float("inf")
-    if not theirs.size:
-        return 0.0
-    off = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
-    return float(off.max() / max(float(np.abs(theirs.astype(np.float64)).max()), 1e-12))
+    first, second = ours.astype(np.float64), theirs.astype(np.float64)
+    apart = first != second
+    off = np.abs(first[apart] - second[apart]).max(initial=0.0)
+    return float(off / max(np.abs(second[np.isfinite(second)]).max(initial=0.0), 1e-12))

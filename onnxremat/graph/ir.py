@@ -176,8 +176,8 @@ def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return bodies
 
 
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Nodes of a graph and of the bodies in it."""
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Nodes of a graph or function and of the bodies in it."""
     for node in graph.node:
         yield node
         for body in subgraphs(node):

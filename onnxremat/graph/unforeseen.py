@@ -50,11 +50,11 @@ def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
         and graph.tensors[op.inputs[1]].role is Role.WEIGHT
         and graph.tensors[op.outputs[0]].bytes >= LEAST
     }  # fmt: skip
-    inputs = {n for n in graph.inputs if graph.tensors[n].shape and _is_left(graph.tensors[n])}
+    inputs = {n for n in graph.inputs if graph.tensors[n].shape and is_left(graph.tensors[n])}
     return _Found(graph, SHOWN).made(frozenset(weights), frozenset(inputs.difference(known)))
 
 
-def _is_left(tensor: Tensor) -> bool:
+def is_left(tensor: Tensor) -> bool:
     """Whether onnxruntime leaves an op that reads a value as it is. Between Casts it computes what
     is of half precision in float32, and Casts that it adds for that run late, in another order than
     was planned."""
@@ -79,7 +79,7 @@ class _Found:
         """The graph that reads these constants and inputs so."""
         graph = self.graph
         sized = [name for name in graph.inputs if graph.tensors[name].dtype]
-        sized.sort(key=lambda name: not _is_left(graph.tensors[name]))
+        sized.sort(key=lambda name: not is_left(graph.tensors[name]))
         if not sized or graph.opsets.get("", 1) < FIRST:
             return graph
         self._zero(sized[0])
@@ -101,6 +101,12 @@ class _Found:
 
     def _zero(self, name: str) -> None:
         none = self._constant("none", np.zeros((), np.int64))
+        tensor = self.tensors[name]
+        if not is_left(tensor) and tensor.shape:  # Size would read all of it, as float32
+            nowhere = self._constant("nowhere", np.zeros(0, np.int64))
+            shape = (0, *tensor.shape[1:])
+            rows = self._op("Gather", [name, nowhere], f"{self.zero}_rows", tensor.dtype, shape)
+            name = self._op("Cast", [rows], f"{self.zero}_cast", TensorProto.INT64, shape)
         self._op("Size", [name], f"{self.zero}_size", TensorProto.INT64, ())
         self._op("Min", [f"{self.zero}_size", none], self.zero, TensorProto.INT64, ())
 
@@ -141,7 +147,8 @@ class _Found:
     ) -> str:
         size = self.tensors[inputs[0]].bytes if kind == "Reshape" else 8 * int(np.prod(shape))
         self.tensors[output] = Tensor(output, dtype, shape, size, Role.ACTIVATION)
-        node = onnx.helper.make_node(kind, inputs, [output], name=output)
+        to = {"to": dtype} if kind == "Cast" else {}
+        node = onnx.helper.make_node(kind, inputs, [output], name=output, **to)
         self.ops.append(Op(output, kind, "", tuple(inputs), (output,), (), node))
         return output
 

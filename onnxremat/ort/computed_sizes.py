@@ -5,7 +5,9 @@ padding, pooling with ``auto_pad`` and dilations pads for windows without dilati
 (``PoolAttributes::ComputeSizePadDilations`` in ``core/providers/cpu/nn/pool_attributes.h``), and a
 ConvTranspose whose output's size is given, or follows from ``auto_pad``, has that one
 (``conv_transpose_attributes.h``); ONNX's inference does not know it. A Resize that keeps the aspect
-of axes counted from the end has sizes that only a run shows.
+of axes counted from the end has sizes that only a run shows. A letter of an Einsum that is 1 in one
+operand and more in another is more (``einsum_utils/einsum_compute_preprocessor.cc``); inferred is
+that of the first.
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ def _corrections(model: onnx.ModelProto, found: Mapping[str, Typed]) -> dict[str
         sizes = None
         if node.op_type == "Resize" and node.output[0] in found and _by_policy(node):
             right[node.output[0]] = found[node.output[0]][0], None
+        if node.op_type == "Einsum" and {*node.input} <= found.keys():
+            right |= _contracted(node, found)
         if node.op_type in POOLS and node.input[0] in found:
             sizes = _pooled(node, found[node.input[0]][1])
         if node.op_type == "ConvTranspose" and {*node.input[:2]} <= found.keys():
@@ -85,6 +89,19 @@ def _by_policy(node: onnx.NodeProto) -> bool:
     told = _told(node)
     policy = told.get("keep_aspect_ratio_policy", b"stretch")
     return policy != b"stretch" and min(told.get("axes") or [0]) < 0
+
+
+def _contracted(node: onnx.NodeProto, found: Mapping[str, Typed]) -> dict[str, Right]:
+    """The result of an Einsum without an ellipsis, where it is inferred otherwise."""
+    operands, arrow, result = _told(node)["equation"].decode().replace(" ", "").partition("->")
+    if not arrow or "." in operands:
+        return {}
+    sizes: dict[str, int] = {}
+    for letters, name in zip(operands.split(","), node.input, strict=False):
+        for letter, size in zip(letters, found[name][1], strict=False):
+            sizes[letter] = size if sizes.get(letter, 1) == 1 else sizes[letter]
+    right = found[node.input[0]][0], tuple(sizes[letter] for letter in result)
+    return {} if found.get(node.output[0]) == right else {node.output[0]: right}
 
 
 def _dtype(source: int, place: int) -> int:

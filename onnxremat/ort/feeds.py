@@ -14,11 +14,11 @@ from onnxremat.graph.ir import Graph, Op
 from onnxremat.ort.arrays import read_arrays
 from onnxremat.units import format_bytes
 
-# Ops whose integer input is an index into an axis of their data input: (data, index) positions.
+# Ops whose integer inputs are indices into an axis of a data input: positions, index to data.
 _INDEXED = {
-    "Gather": (0, 1), "GatherElements": (0, 1), "GatherND": (0, 1), "ScatterElements": (0, 1),
-    "ScatterND": (0, 1), "OneHot": (1, 0), "NegativeLogLikelihoodLoss": (0, 1),
-    "SoftmaxCrossEntropyLoss": (0, 1), "EmbedLayerNormalization": (2, 0),
+    "Gather": {1: 0}, "GatherElements": {1: 0}, "GatherND": {1: 0}, "ScatterElements": {1: 0},
+    "ScatterND": {1: 0}, "OneHot": {0: 1}, "NegativeLogLikelihoodLoss": {1: 0},
+    "SoftmaxCrossEntropyLoss": {1: 0}, "EmbedLayerNormalization": {0: 2, 1: 4, 8: 3},
 }  # fmt: skip
 _AXIS = {"NegativeLogLikelihoodLoss": 1, "SoftmaxCrossEntropyLoss": 1, "EmbedLayerNormalization": 0}
 _KEEPS_VALUES = {
@@ -113,9 +113,8 @@ def index_range(graph: Graph, name: str) -> int:
         tensor = waiting.pop()
         for index in graph.readers.get(tensor, ()):
             op = graph.ops[index]
-            if op.op_type in _INDEXED:
-                data, position = _INDEXED[op.op_type]
-                if position < len(op.inputs) and op.inputs[position] == tensor:
+            for position, data in _INDEXED.get(op.op_type, {}).items():
+                if op.inputs[position : position + 1] == (tensor,):
                     limits.append(_axis_length(graph, op.inputs[data], op))
             if op.op_type in _KEEPS_VALUES:
                 fresh = [out for out in op.writes if out not in seen]

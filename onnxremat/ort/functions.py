@@ -1,4 +1,4 @@
-"""Model functions, written out where they are called."""
+"""Model functions, written out where they are called, and ONNX's own operators by one name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from onnxremat.graph.traits import DOMAINS, ONNX
 from onnxremat.limits import NESTING, NODES, check
 
 Name = tuple[str, str, str]  # domain, name, overload
+LONG = ONNX - {""}
+OPSET = 17  # of what is added to a model that has none of ONNX's operators
 
 
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model without model-local functions (onnxruntime inlines them with late indices,
-    which would lose the planned order).
+    which would lose the planned order), ONNX's operators in the domain "" with a version.
 
     A function that has the name of an operator that onnxruntime knows is none: it takes the
     operator (the standard leaves it to runtimes).
@@ -25,7 +27,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelError: a function that calls itself, or more nodes than are taken on.
     """
-    model = _called_alone(model)
+    model = _called_alone(_named_once(model))
     sizes = _Sizes(model)
     check(
         sizes.of(model.graph.node), NODES, "nodes in the graph, its functions written out",
@@ -43,6 +45,27 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
             why=str(error).splitlines()[0] if str(error) else type(error).__name__,
             hint="export the model without functions",
         ) from error
+
+
+def _named_once(model: onnx.ModelProto) -> onnx.ModelProto:
+    """With "" for "ai.onnx", which means the same, and with a version of it: what is rewritten has
+    nodes of it, if the model has none."""
+    said = [entry.domain for entry in model.opset_import]
+    holders = (model.graph, *model.functions)
+    by_name = [node for holder in holders for node in all_nodes(holder) if node.domain in LONG]
+    if "" in said and LONG.isdisjoint(said) and not by_name:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for holder in (made.graph, *made.functions):
+        for node in all_nodes(holder):
+            node.domain = _home(node.domain)
+    for part in (made, *made.functions):
+        for entry in part.opset_import:
+            entry.domain = _home(entry.domain)
+    if ONNX.isdisjoint(said) and all(node.domain for node in all_nodes(made.graph)):
+        made.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    return made
 
 
 def _called_alone(model: onnx.ModelProto) -> onnx.ModelProto:

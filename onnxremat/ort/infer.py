@@ -23,6 +23,7 @@ from onnxremat.limits import TENSOR_BYTES, check
 from onnxremat.ort.computed_sizes import Typed, as_computed
 from onnxremat.ort.session import Options, open_session, session_options, signature
 
+EXAMPLE = 8  # the size of an open dimension in a hint
 BIND = "bind inputs with --shape or --dim"
 WEIGHT_INPUT = 4096  # bytes from which a weight is handed in as an input instead of a constant
 
@@ -68,7 +69,7 @@ def bind(
         raise UsageError(
             f"dimensions without a size: {', '.join(missing)}",
             why="bytes can only be planned for known shapes",
-            hint=_binding_hint(missing[0]),
+            hint=_binding_hint(inputs),
         )
     return bound
 
@@ -111,11 +112,20 @@ def _named_by_shapes(
     return found
 
 
-def _binding_hint(first: str) -> str:
-    name, _, dim = first.partition("[")
-    dim = dim.rstrip("]")
-    named = dim != "?" and not dim.isdigit()
-    return f"--shape {name}:1,3,224,224" + (f" or --dim {dim}=8" if named else "")
+def _binding_hint(inputs: Sequence[onnx.ValueInfoProto]) -> str:
+    """Options that give every open dimension a size, sizes of 8 to be replaced."""
+    dims: dict[str, None] = {}
+    shapes = []
+    for value in inputs:
+        shape = value.type.tensor_type.shape.dim
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            shapes.append(f"--shape {value.name}:1,3,224,224")
+        elif all(dim.dim_value > 0 or dim.dim_param for dim in shape):
+            dims.update((dim.dim_param, None) for dim in shape if dim.dim_value <= 0)
+        else:
+            sizes = (str(dim.dim_value if dim.dim_value > 0 else EXAMPLE) for dim in shape)
+            shapes.append(f"--shape {value.name}:{','.join(sizes)}")
+    return "for example " + " ".join([f"--dim {name}={EXAMPLE}" for name in dims] + shapes)
 
 
 def _bind_input(

@@ -276,7 +276,7 @@ def _restored(
     _restore_nodes(model, graph)
     name_layouts(graph)
     folded = _unfold(model, graph)
-    _name_apart(graph, set(_names(model.graph)))
+    _name_apart(graph, set(_names(model.graph)), frozenset())
     present = {node.domain for node in all_nodes(graph)} | {""}
     imports = [entry for entry in result.opset_import if entry.domain in present]
     del result.opset_import[:]
@@ -295,27 +295,34 @@ def _restore_nodes(model: onnx.ModelProto, graph: onnx.GraphProto) -> None:
                 node.metadata_props.extend(source.metadata_props)
 
 
-def _name_apart(graph: onnx.GraphProto, known: set[str]) -> None:
+def _name_apart(graph: onnx.GraphProto, known: set[str], outer: frozenset[str]) -> None:
     """Give the constants that onnxruntime made (the shapes around a fused MatMul + Add, say) names
-    that it does not give itself: at the next load it would make one of the same name, and stop.
+    that it does not give itself: at the next load it would make one of the same name, and stop. And
+    give what a body makes (a Cast of half precision) another name than values around it have.
 
     Args:
         known: names of the model before; these stay.
+        outer: names around a body.
     """
-    taken, names = {*known, *_names(graph)}, {}
-    for tensor in graph.initializer:
-        if tensor.name not in known:
-            new = tensor.name.removesuffix(OURS) + OURS
-            while new in taken:
-                new += "_"
-            taken.add(new)
-            names[tensor.name] = tensor.name = new
+    taken, names = {*known, *_names(graph), *outer}, {}
+    made = [name for node in graph.node for name in node.output]
+    twice = [name for name in made if name in outer]
+    for name in (*(t.name for t in graph.initializer if t.name not in known), *twice):
+        new = name.removesuffix(OURS) + OURS
+        while new in taken:
+            new += "_"
+        taken.add(new)
+        names[name] = new
+    for value in (*graph.initializer, *graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    here = outer.union(names.get(name, name) for name in made)
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
         if names.keys() & set(captures(node)):
             node.CopyFrom(rename_captures(node, names))
         for body in subgraphs(node):
-            _name_apart(body, taken - {t.name for t in body.initializer} | known)
+            _name_apart(body, taken - {t.name for t in body.initializer} | known, here)
 
 
 def _names(graph: onnx.GraphProto) -> Iterator[str]:

@@ -220,7 +220,12 @@ def _not_run(feeds: Feeds, error: Exception) -> OnnxrematError:
     """The error for a run that failed."""
     name = next((name for name in feeds if feeds[name].dtype.num >= MADE_UP), "")
     if not name or "MLDataType" not in str(error):
-        return ModelError("the model does not run", why=first_line(error))
+        return ModelError(
+            "the model does not run",
+            why=first_line(error),
+            hint="--data with inputs of yours, if made-up ones may be what it does not take "
+            "(thresholds, divisors, indices)",
+        )
     return UnsupportedError(
         f"input '{name}' is {feeds[name].dtype.name}",
         why="onnxruntime's Python interface takes no arrays of it",

@@ -96,7 +96,7 @@ def require_same(
             "onnxruntime does not open the file as it came: what its functions mean is as "
             f"onnxremat reads them ({original.refused})"
         ]
-    if difference.ok or repeats(original.session(), feeds).allows(difference.worst):
+    if difference.ok or repeats(original.session(), feeds).allows(difference):
         return []
     raise VerificationError(
         "the functions of the model are read otherwise than onnxruntime reads them",

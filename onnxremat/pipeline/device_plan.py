@@ -80,7 +80,7 @@ def device_model(
     ops = [graph.ops[i] for i in reduced.index]
     root = _roots(graph, reduced)
     cost, work = _costs(reduced, machine, tables)
-    _check_pins(graph, machine, pins)
+    _check_pins(graph, ops, machine, pins)
     homes = state_homes(graph, machine, pairs, site.limits)
     allowed = _allowed(ops, machine, pins) & _at_home(ops, machine, pairs, homes)
     for index, op in enumerate(ops):
@@ -226,13 +226,37 @@ def _roots(graph: Graph, reduced: Reduced) -> dict[str, str]:
     return root
 
 
-def _check_pins(graph: Graph, machine: Machine, pins: Sequence[tuple[str, str]]) -> None:
+def _check_pins(
+    graph: Graph, ops: Sequence[Op], machine: Machine, pins: Sequence[tuple[str, str]]
+) -> None:
+    """Every pin decides something.
+
+    Args:
+        ops: that are planned: those of the graph but views.
+
+    Raises:
+        UsageError: one does not.
+    """
     for pattern, device in pins:
         if not machine.device(device).computes:
             raise UsageError(f"--pin {pattern}={device}: '{device}' only stores values")
         if not any(_matches(op, pattern) for op in graph.ops):
             raise UsageError(
                 f"--pin pattern '{pattern}' matches no op", hint="onnxremat profile IN lists them"
+            )
+        planned = [op for op in ops if _matches(op, pattern)]
+        if not planned:
+            raise UsageError(
+                f"--pin pattern '{pattern}' matches nothing but views",
+                why="they share the memory of what they show, and run where what they show is read",
+                hint="pin the ops that read them",
+            )
+        if device not in {_pinned(op, pins) for op in planned}:
+            raise UsageError(
+                f"--pin {pattern}={device} decides nothing",
+                why="an earlier --pin puts all that it matches elsewhere: the first that matches "
+                "an op counts",
+                hint="give it before the others",
             )
 
 
@@ -243,10 +267,15 @@ def _matches(op: Op, pattern: str) -> bool:
 def _allowed(ops: Sequence[Op], machine: Machine, pins: Sequence[tuple[str, str]]) -> np.ndarray:
     allowed = np.ones((len(machine.devices), len(ops)), bool)
     for index, op in enumerate(ops):
-        wanted = [device for pattern, device in pins if _matches(op, pattern)]
+        wanted = _pinned(op, pins)
         if wanted:
-            allowed[:, index] = [name == wanted[0] for name in machine.names]
+            allowed[:, index] = [name == wanted for name in machine.names]
     return allowed
+
+
+def _pinned(op: Op, pins: Sequence[tuple[str, str]]) -> str:
+    """The device that an op has to run on, "" for any."""
+    return next((device for pattern, device in pins if _matches(op, pattern)), "")
 
 
 def _copy_seconds(machine: Machine, tables: Mapping[str, CostTable], size: int) -> Floats:

@@ -146,7 +146,7 @@ class InOneSession:
         own = Repeats("", 0.0) if same.bit_equal else _own_repeats(prepared)
         text = f"output '{same.output}' differs by {same.worst:.2g} from the same graph without "
         text += "recomputation"
-        ok = same.bit_equal or same.ok or own.allows(same.worst)
+        ok = same.bit_equal or same.ok or own.allows(same)
         changing = ""
         if not own.same:
             changing = f"'{own.output}' by up to {own.spread:.1e}: {why(prepared.graph)}"
@@ -353,18 +353,27 @@ class OneSession:
         return found.sequence
 
     def build(self, aim: Aim, found: Solution, first: Solution) -> InOneSession:
-        """Rewrite; onnxruntime is asked how it fuses the model only where that would fit. It is not
-        asked without time, so that one rewrite of what fits is enough then."""
-        plan, made = self._plan(found, first), None
-        if self.sketched or not no_time(self.prepared, self.log):
-            made = session_of(self.prepared, rewrite(self.prepared.graph, plan))
-        fits = made is None or not excess(made.predict(), self.limits_for(made))
-        if made is None or (fits and not self.sketched):
-            made = carried(self.prepared, plan, self.log)
-            if excess(made.predict(), self.limits_for(made)):  # by what only default sessions need
-                made = carried(self.prepared, plan, self.log, foreseen=True)
+        """Rewrite the graph as planned."""
+        made = self._rewritten(self._plan(found, first))
         limit = self.limit.of(made.beside)
         return made.opened_in(limit).told(budget=limit + made.beside)
+
+    def _rewritten(self, plan: Plan) -> InOneSession:
+        """The plan carried out. Onnxruntime is asked how it fuses the model only where that would
+        fit; without time it is not asked, and there is one way to rewrite."""
+        prepared, log = self.prepared, self.log
+        if not self.sketched and no_time(prepared, log):
+            return carried(prepared, plan, log)
+        made = session_of(prepared, rewrite(prepared.graph, plan))
+        if self.sketched or not self._fits(made):
+            return made
+        made = carried(prepared, plan, log)
+        if not self._fits(made):  # by what only default sessions need
+            made = carried(prepared, plan, log, foreseen=True)
+        return made
+
+    def _fits(self, made: InOneSession) -> bool:
+        return not excess(made.predict(), self.limits_for(made))
 
     def lower(self, aim: Aim, found: Solution, artifact: object, over: Mapping[str, int]) -> Aim:
         """See :class:`~onnxremat.pipeline.closed_loop.Target`. A plan that is repeated keeps its

@@ -129,8 +129,10 @@ class Refusal:
             return self
         if budget.kind == "device":
             asked = share_of(works.size, memory_bytes(), "%")
-        else:
+        elif peak:
             asked = share_of(works.size - beside, peak, "x")
+        else:  # of what takes nothing, no share is enough
+            return self
         return replace(self, works=replace(works, asked=asked))
 
     def also(self, hint: str) -> Refusal:

@@ -22,7 +22,7 @@ def buffers_check(found: Difference, count: int, own: Repeats | None = None) -> 
     name = "same bits with updates in place"
     if found.bit_equal:
         return Check(Kind.OUTPUTS, name, True, f"{count} buffers, shared as a trainer shares them")
-    if own is not None and own.allows(found.worst):
+    if own is not None and own.allows(found, exact=True):
         return Check(Kind.OUTPUTS, name, True, "as near as two runs without sharing may be")
     text = (
         f"output '{found.output}' differs by {found.worst:.2g} where new values are written over "

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 
 from onnxremat.grad.constants import Constants
-from onnxremat.graph.fixed_counts import fixed_count
+from onnxremat.graph.fixed_counts import FOUND_ALONG, fixed_count
 from onnxremat.graph.ir import Graph, Tensor
 from onnxremat.graph.sequence_bytes import sequence_bytes
 from onnxremat.graph.sequences import without_sequences
@@ -90,6 +90,9 @@ def size_notes(graph: Graph, most: int | None = None) -> tuple[str, ...]:
             f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
             "predicted, only measured"
         )
-    constant_of = Constants(graph)
-    fixed = (fixed_count(graph, op, constant_of) for op in graph.ops)
-    return (*notes, *(each.note for each in fixed if each))
+    finding = [op for op in graph.ops if op.op_type in FOUND_ALONG]
+    if finding:
+        constant_of = Constants(graph)
+        fixed = (fixed_count(graph, op, constant_of) for op in finding)
+        notes += [each.note for each in fixed if each]
+    return tuple(notes)

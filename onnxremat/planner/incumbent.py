@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan
 from threading import RLock
+from time import process_time
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +23,7 @@ from onnxremat.planner.solution import Certificate, Solution, Status
 NO_LIMIT = 1 << 62  # bytes of a device without a limit
 WORTH = 5e-3  # share of the reference time that a moved first run must gain
 SLACK = 1e-9  # relative rounding of sums of seconds
+PATIENCE = 4  # times the limit, on a busy machine, until nothing found is nothing found
 SAME = 1e-12  # relative difference of sums of seconds that is none
 
 
@@ -68,6 +72,7 @@ class Incumbent:
         kept, moved: the best schedule in that order, and in any other.
         free, ordered: bounds of the sum of all steps for every order, and for ``order``.
         span: bound of the makespan, for every order.
+        begin, used: seconds on ``clock`` and of the processor at the start.
     """
 
     problem: Problem
@@ -86,6 +91,7 @@ class Incumbent:
     notes: list[str] = field(default_factory=list)
     clock: Clock = WALL
     begin: float = field(default=nan)
+    used: float = field(default_factory=process_time)
     lock: RLock = field(default_factory=RLock)  # the search may run beside the solver
 
     @classmethod
@@ -122,8 +128,20 @@ class Incumbent:
 
     @property
     def left(self) -> float:
-        """Seconds that remain."""
-        return self.limit - self.elapsed
+        """Seconds that remain. Nothing is refused because others kept the machine busy: until a
+        schedule is found, those count that the processor worked."""
+        spent = self.elapsed
+        if self.best is None and not self.clock.counted:
+            spent = min(spent, max(spent / PATIENCE, process_time() - self.used))
+        return self.limit - spent
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What is done in the block is no part of planning."""
+        begin, used = self.clock.now(), process_time()
+        yield
+        self.begin += self.clock.now() - begin
+        self.used += process_time() - used
 
     def stopped(self) -> bool:
         """True when time is up or the caller asked to stop."""
@@ -260,6 +278,22 @@ class Incumbent:
                     self.kept = self.kept or found
                 else:
                     self.moved = self.moved or found
+
+    def part(self, *, any_order: bool = False, **differs: Any) -> Incumbent:
+        """A run of its own within this one, on the same clock: nothing is found yet, and nobody is
+        told. What one of them proves of the sum of all steps counts in the other.
+
+        Args:
+            any_order: what is proven of one order alone does not count there.
+            differs: attributes that are not those of this one.
+        """
+        part = replace(self, progress=None, kept=None, moved=None, trace=[], **differs)
+        part.free = self.free
+        if any_order:
+            part.tied = False
+        else:
+            part.ordered = self.ordered
+        return part
 
     def raise_bound(
         self, bound: float, kind: str, *, any_order: bool, parallel: bool = False

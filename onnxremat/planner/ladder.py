@@ -185,9 +185,8 @@ def _climb(
     incumbent: Incumbent, lists: ProblemLists, options: PlanOptions, orders: list[list[int]]
 ) -> None:
     """Greedy repair where there is a choice of orders, then the whole portfolio on the best."""
-    begin = incumbent.clock.now()
-    search.warm_up(incumbent.problem.devices)
-    incumbent.begin += incumbent.clock.now() - begin  # compiling is no part of planning
+    with incumbent.uncounted():
+        search.warm_up(incumbent.problem.devices)
     from onnxremat.planner.other_orders import in_other_orders
     from onnxremat.planner.portfolio import Portfolio
 
@@ -210,4 +209,4 @@ def _climb(
     if not incumbent.closed:
         best.run(options.method.rung)
     if not options.method.rung:
-        in_other_orders(best, options)
+        in_other_orders(best, [climb for climb in climbs if climb is not best], options)

@@ -174,11 +174,10 @@ class Portfolio:
     def _serial_first(self) -> None:
         """A good schedule for the sum of all steps, with a share of the time."""
         incumbent = self.incumbent
-        part = replace(
-            incumbent, limit=self.tuning.serial * incumbent.limit, parallel=False,
-            gap=max(incumbent.gap, 1e-3), progress=None, kept=None, moved=None, trace=[],
+        part = incumbent.part(
+            limit=self.tuning.serial * incumbent.limit, parallel=False,
+            gap=max(incumbent.gap, 1e-3),
         )  # fmt: skip
-        part.free, part.ordered = incumbent.free, incumbent.ordered
         other = replace(self, incumbent=part)
         other._run()
         self.lazy.places.cuts = other.lazy.places.cuts
@@ -318,26 +317,30 @@ class Portfolio:
         return ended[0] if ended else None
 
     def _take_turns(self, more: bool) -> None:
+        """Annealing and rounds of lazy cuts by turns; once these have ended, annealing goes on as
+        it does beside them."""
         incumbent, tuning, heats = self.incumbent, self.tuning, cycle(self.tuning.heats)
-        slice_ = tuning.turn + tuning.per_op * self.lists.problem.ops
-        single, walks = self.lists.problem.devices == 1, Walks(self, self.search, bool)
+        turn = tuning.turn + tuning.per_op * self.lists.problem.ops
+        walks = Walks(
+            self, self.search, lambda: not more and (incumbent.elsewhere or not self._begun)
+        )
         runs = walks.each()
-        while not (incumbent.over() or (incumbent.elsewhere and not more)):
-            whole = single or incumbent.parallel or self.lazy.places.free
-            rest = max(slice_, incumbent.left if whole else 0.5 * incumbent.left)
-            turn = slice_ if more else rest
-            if walks.rounds:
-                end = incumbent.elapsed + turn
-                while incumbent.elapsed < end and not incumbent.over():
-                    next(runs, None)
-            else:
+        while more and not incumbent.over():
+            begin = incumbent.elapsed
+            if not walks.rounds:
                 self.anneal(self.search, turn, bool, next(heats))
-            if self.best() is None and self.start is None and self.lazy.last is None:
-                return
-            if more and not incumbent.over():
-                begin = incumbent.elapsed
-                more = self._round()
-                slice_ = max(slice_, 0.5 * (incumbent.elapsed - begin))
+            while walks.rounds and incumbent.elapsed < begin + turn and not incumbent.over():
+                next(runs, None)
+            begin = incumbent.elapsed
+            more = self._round()
+            turn = max(turn, 0.5 * (incumbent.elapsed - begin))
+        for _ in runs:
+            pass
+
+    @property
+    def _begun(self) -> bool:
+        """There is something to anneal from."""
+        return (self.best() or self.start or self.lazy.last) is not None
 
     def _run_beside(self, more: bool) -> None:
         """Lazy cuts here, annealing in a second thread (both leave the interpreter lock)."""

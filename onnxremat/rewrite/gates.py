@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxremat.errors import UnsupportedError
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.traits import is_alias
+from onnxremat.graph.unforeseen import is_left
 
 PREFIX = "onnxremat.gate"
 SIZE = "_size"
@@ -97,7 +98,13 @@ class _Gates:
         last among its kind: onnxruntime may join two Reshapes and lose the gate."""
         ranks = {Role.ACTIVATION: 0, Role.OUTPUT: 1, Role.INPUT: 2, Role.WEIGHT: 3}
         choices = [
-            (ranks[self.tensors[name].role], name in self.views, position, name)
+            (
+                not is_left(self.tensors[name]),
+                ranks[self.tensors[name].role],
+                name in self.views,
+                position,
+                name,
+            )
             for position, name in enumerate(op.inputs)
             if name and self.tensors[name].dtype and self.tensors[name].shape is not None
         ]
@@ -105,7 +112,7 @@ class _Gates:
             raise UnsupportedError(
                 f"op {op.origin} cannot be recomputed", why="it has no tensor input to gate"
             )
-        _, _, position, name = min(choices)
+        *_, position, name = min(choices)
         return position, name
 
     def _dependency(self, step: int, source: str) -> str:
@@ -121,7 +128,11 @@ class _Gates:
                 passed.append(name)  # what is dead stays dead, and is not looked at again
         self.alive += reversed(passed)
         dead = (name for earlier in range(step - 1, -1, -1) for name in self._made(earlier))
-        for name in chain(passed[-1:], self.graph.inputs, dead):
+        free = [
+            name for name in (*passed[-1:], *self.graph.inputs) if (source, name) not in self.used
+        ]
+        free.sort(key=lambda name: not is_left(self.tensors[name]))
+        for name in chain(free, dead):
             if (source, name) not in self.used:
                 return name
         raise UnsupportedError(

@@ -10,11 +10,13 @@ end of every stretch that the walk itself runs in planned order fixes the whole 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
-from onnx import TensorProto, helper
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
-from onnxremat.graph.unforeseen import SHOWN
+from onnxremat.graph.unforeseen import SHOWN, is_left
 from onnxremat.rewrite.gates import PREFIX as GATE
 from onnxremat.rewrite.gates import SIZE
 
@@ -46,16 +48,65 @@ def add_pins(
         for name in op.writes:
             if name not in read and graph.tensors[name].dtype:
                 wanted.setdefault(name, step)
-    ops = list(graph.ops)
-    tensors = dict(graph.tensors)
-    for name, _ in sorted(wanted.items(), key=lambda item: -item[1]):
-        pin = f"{PREFIX}{len(ops) - len(graph.ops)}"
-        while pin in graph.tensors:  # of the plan that this model had before
+    pins = _Pins(graph)
+    for name, step in sorted(wanted.items(), key=lambda item: -item[1]):
+        pins.add(name, step)
+    return pins.made()
+
+
+class _Pins:
+    """Pins of a graph, and what those on values of half precision read in their place: none of
+    their rows, since onnxruntime would run Size on a copy of all as float32."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.tensors = graph, dict(graph.tensors)
+        self.pins: list[Op] = []
+        self.after: dict[int, list[Op]] = {}  # what is listed after a step
+        self.nowhere = ""
+
+    def add(self, name: str, step: int) -> None:
+        """A pin on what a step makes."""
+        pin = f"{PREFIX}{len(self.pins)}"
+        while pin in self.graph.tensors:  # of the plan that this model had before
             pin += "_"
-        node = helper.make_node("Size", [name], [pin], name=pin)
-        ops.append(Op(pin, "Size", "", (name,), (pin,), (), node))
-        tensors[pin] = Tensor(pin, TensorProto.INT64, (), 8, Role.ACTIVATION)
-    return graph.with_ops(ops, tensors)
+        tensor = self.tensors[name]
+        if not is_left(tensor) and tensor.shape:
+            shape = (0, *tensor.shape[1:])
+            self.nowhere = self.nowhere or self._nowhere()
+            rows = self._op("Gather", [name, self.nowhere], f"{pin}_rows", tensor.dtype, shape)
+            none = self._op("Cast", [rows.outputs[0]], f"{pin}_none", TensorProto.INT64, shape)
+            self.after.setdefault(step, []).extend((rows, none))
+            name = none.outputs[0]
+        self.pins.append(self._op("Size", [name], pin, TensorProto.INT64, ()))
+
+    def made(self) -> Graph:
+        """The graph with all of them."""
+        ops = list(self.graph.ops)
+        for step in sorted(self.after, reverse=True):
+            ops[step + 1 : step + 1] = self.after[step]
+        made = self.graph.with_ops([*ops, *self.pins], self.tensors)
+        if not self.nowhere:
+            return made
+        frame = ModelProto()
+        frame.CopyFrom(made.model)
+        frame.graph.initializer.append(numpy_helper.from_array(np.zeros(0, np.int64), self.nowhere))
+        return replace(made, model=frame)
+
+    def _nowhere(self) -> str:
+        name = "onnxremat.nowhere"
+        while name in self.tensors:
+            name += "_"
+        self.tensors[name] = Tensor(name, TensorProto.INT64, (0,), 0, Role.WEIGHT)
+        return name
+
+    def _op(
+        self, kind: str, inputs: list[str], name: str, dtype: int, shape: tuple[int, ...]
+    ) -> Op:
+        to = {"to": dtype} if kind == "Cast" else {}
+        node = helper.make_node(kind, inputs, [name], name=name, **to)
+        size = 0 if 0 in shape else 8
+        self.tensors[name] = Tensor(name, dtype, shape, size, Role.ACTIVATION)
+        return Op(name, kind, "", tuple(inputs), (name,), (), node)
 
 
 def open_ends(graph: Graph) -> list[str]:
@@ -76,11 +127,12 @@ def is_added(name: str) -> bool:
 
 
 def _pinnable(graph: Graph, op: Op, lasting: Collection[str] | None) -> str:
-    """The output of an op that a pin may be put on, "" when there is none. When shapes are found
-    does not matter."""
+    """The output of an op that a pin may be put on, "" when there is none: of half precision
+    onnxruntime would copy all of it to float32 for a Size. When shapes are found does not matter.
+    """
     if op.name.startswith(SHOWN):
         return ""
-    names = [name for name in op.writes if graph.tensors[name].dtype]
+    names = [name for name in op.writes if is_left(graph.tensors[name])]
     if lasting is not None and not _is_gate_size(op):
         names = [name for name in names if name in lasting]
     return next(iter(names), "")

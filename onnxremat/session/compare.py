@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ class Difference:
 
     Attributes:
         bit_equal: every output is the same to the last bit (NaN equals NaN).
-        worst: largest ``max|a - b| / max|b|`` over the outputs.
+        worst: largest ``max|a - b| / max|b|`` over the outputs, of those that are not ok if there
+            are any.
         output: the output where that is.
         tolerance: what is allowed there.
         ok: bit-equal, or within tolerance everywhere.
+        each: the same of every output by itself, where it is of several.
     """
 
     bit_equal: bool
@@ -29,26 +31,20 @@ class Difference:
     output: str
     tolerance: float
     ok: bool
+    each: tuple[Difference, ...] = field(default=(), repr=False)
 
 
 def compare(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Difference:
     """Compare outputs by name; a missing output, another type or another shape is a difference."""
-    worst = Difference(True, 0.0, "", 0.0, True)
-    bit_equal, ok = True, True
-    for name, reference in wanted.items():
-        one = _difference(name, found.get(name), reference)
-        bit_equal &= one.bit_equal
-        ok &= one.ok
-        if one.worst > worst.worst or not one.ok:
-            worst = one
-    return Difference(bit_equal, worst.worst, worst.output, worst.tolerance, ok)
+    each = [_difference(name, found.get(name), reference) for name, reference in wanted.items()]
+    return replace(_worst("", each), each=tuple(each))
 
 
 def _worst(name: str, each: Sequence[Difference]) -> Difference:
-    """Of the members of a sequence."""
+    """Of outputs, or of the members of a sequence: of those that are not ok, if there are any."""
     ok, bit_equal = all(one.ok for one in each), all(one.bit_equal for one in each)
     nothing = Difference(True, 0.0, name, 0.0, True)
-    worst = max(each, key=lambda one: (not one.ok, one.worst), default=nothing)
+    worst = max((nothing, *each), key=lambda one: (not one.ok, one.worst))
     return replace(worst, bit_equal=bit_equal, ok=ok)
 
 
@@ -56,6 +52,9 @@ def _difference(name: str, found: Any, wanted: Any) -> Difference:
     if isinstance(wanted, list) and isinstance(found, list) and len(found) == len(wanted):
         pairs = zip(found, wanted, strict=True)
         return _worst(name, [_difference(name, one, other) for one, other in pairs])
+    if isinstance(wanted, dict) and isinstance(found, dict) and [*found] == [*wanted]:
+        rows = ([made[key] for key in wanted] for made in (found, wanted))
+        return _difference(name, *(np.array(row, _kind_of(row)) for row in rows))
     if not isinstance(wanted, np.ndarray) or not isinstance(found, np.ndarray):
         same = type(found) is type(wanted) and repr(found) == repr(wanted)  # NaN, too
         return Difference(same, 0.0 if same else np.inf, name, 0.0, same)
@@ -77,3 +76,8 @@ def _difference(name: str, found: Any, wanted: Any) -> Difference:
     scale = float(np.abs(b[finite]).max(initial=0.0)) or 1.0
     error = float(np.abs(a[finite] - b[finite]).max(initial=0.0)) / scale
     return Difference(False, error, name, tolerance, error <= tolerance)
+
+
+def _kind_of(values: Sequence[Any]) -> type:
+    """Of what a map holds: ZipMap makes float32, which Python shows as its own floats."""
+    return np.float32 if all(isinstance(value, float) for value in values) else object

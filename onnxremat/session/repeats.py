@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import permutations, product
 from typing import Any
+
+import numpy as np
 
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.traits import is_racing, is_random
 from onnxremat.ort.profile import Feeds, run_session
-from onnxremat.session.compare import compare
+from onnxremat.session.compare import Difference, compare
 
 APART = 4  # times the distance of the runs that were compared
 RUNS = 4  # threads that race do not lose a sum every time
+MORE_RUNS = 16  # where outputs that change have few elements: the largest of few draws says little
+FEW = 4096  # elements
 
 
 @dataclass(frozen=True)
@@ -21,39 +27,58 @@ class Repeats:
     Attributes:
         output: the first output whose bits changed, "" where none did.
         spread: how far runs were apart, as :class:`Difference` measures it.
+        changing: all outputs whose bits changed; None where any of them may.
     """
 
     output: str
     spread: float
+    changing: Collection[str] | None = None
 
     @property
     def same(self) -> bool:
         """Every run gave the same bits."""
         return not self.output
 
-    def allows(self, worst: float) -> bool:
-        """A difference to another model that this one's own runs have as well. A few runs are
-        seldom those farthest apart (random draws were seen at 2.1 times the distance of four), so
-        more is allowed; what is wrong is off by far more, or by nothing that runs can show."""
-        return not self.same and worst <= APART * self.spread
+    def allows(self, found: Difference, *, exact: bool = False) -> bool:
+        """A difference to another model that this one's own runs have as well, in outputs that
+        change in them. A few runs are seldom those farthest apart (random draws were seen at 2.1
+        times the distance of four), so more is allowed; what is wrong is off by far more, or by
+        nothing that runs can show.
+
+        Args:
+            exact: also of outputs that are near enough to be the same.
+        """
+        apart = [one for one in found.each or (found,) if not (one.bit_equal if exact else one.ok)]
+        if self.changing is not None and not {one.output for one in apart} <= {*self.changing}:
+            return False
+        return not self.same and all(one.worst <= APART * self.spread for one in apart)
 
 
 def repeats(session: Any, feeds: Feeds, runs: int = RUNS) -> Repeats:
     """Run a session several times on the same inputs, with its own threads.
+
+    Where few numbers change it is run more often, and two runs are as far apart as they are seen
+    from either of them: one in which all is dropped but little makes others look large.
 
     Raises:
         ModelError: a run fails.
     """
     names = [value.name for value in session.get_outputs()]
     first = dict(zip(names, run_session(session, feeds), strict=True))
-    output, spread = "", 0.0
-    for _ in range(runs - 1):
+    few = sum(np.size(value) for value in first.values()) <= FEW
+    seen = [first]
+    changing, spread = dict[str, None](), 0.0
+    for number in range(1, MORE_RUNS):
+        if number >= runs and not (changing and few):
+            break
         again = dict(zip(names, run_session(session, feeds), strict=True))
-        for name in names:
-            one = compare({name: again[name]}, {name: first[name]})
-            if not one.bit_equal:
-                output, spread = output or name, max(spread, one.worst)
-    return Repeats(output, spread)
+        for name, before in product(names, seen):
+            for one, other in permutations((again, before)):
+                found = compare({name: one[name]}, {name: other[name]})
+                if not found.bit_equal:
+                    changing[name], spread = None, max(spread, found.worst)
+        seen += [again] if few else []
+    return Repeats(next(iter(changing), ""), spread, tuple(changing))
 
 
 def why(graph: Graph) -> str:

@@ -9,6 +9,7 @@ from onnxremat.errors import UsageError
 from onnxremat.limits import at_least
 
 KINDS = ("constant", "linear", "cosine", "step")
+FALLING = ("linear", "cosine")  # to a floor, at the end
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Schedule:
         warmup: updates over which it rises from 0.
         floor: lowest rate of linear and cosine.
         every, factor: of the kind ``step``.
+
+    Raises:
+        UsageError: an unknown kind, a negative number, or a floor above the rate.
     """
 
     rate: float
@@ -40,6 +44,11 @@ class Schedule:
             raise UsageError(f"a rate cannot drop every {self.every} updates")
         for name in ("rate", "warmup", "floor", "factor"):
             at_least(getattr(self, name), 0, name)
+        if self.floor > self.rate and self.kind in FALLING:
+            raise UsageError(
+                f"the floor of {self.floor:g} is above the rate of {self.rate:g}",
+                hint="the rate is the highest one, the floor where it ends",
+            )
 
     def at(self, step: int, total: int) -> float:
         """The rate of update ``step`` (from 0) of ``total``.

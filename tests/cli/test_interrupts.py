@@ -171,3 +171,22 @@ def test_the_second_ends_compiled_code_and_leaves_no_half_written_file(tmp_path:
         process.kill()
     assert process.returncode == 130
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "module", ["graph.temporary", "graph.atomic", "planner.solvers.base"], ids=str
+)
+def test_an_end_while_a_module_is_imported(module: str) -> None:
+    """A module that is being imported is in ``sys.modules`` and has nothing yet."""
+    code = f"""
+import sys, threading, types
+from onnxremat.cli import app, interrupt
+sys.modules["onnxremat.{module}"] = types.ModuleType("half")
+assert not app._abandoned({{threading.current_thread()}})
+interrupt.leave(130)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")

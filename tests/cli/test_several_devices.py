@@ -119,6 +119,10 @@ def test_devices(cli: Command, folder: Path) -> None:
     shown = cli("devices", "show", "cpu-cuda", "--json")
     assert [row["name"] for row in shown.facts["devices"]] == ["cpu", "cuda:0"]
     cli("devices", "show", "nope").assert_refused(2, "shipped are")
+    (folder / "far.toml").write_text('elsewhere = true\n[[device]]\nname = "cpu"\n')
+    far = cli("devices", "show", "far.toml", "--json").facts
+    assert far["missing"] == {"cpu": "the machine file says that it is elsewhere"}
+    assert far["devices"][0]["memory_bytes"] == 0
     cli("devices", "draw").assert_refused(2, "devices draw is not understood")
     cli("devices", "detect", "x.toml").assert_refused(2, "is not understood")
     said = cli("devices", "detect", "--quiet")

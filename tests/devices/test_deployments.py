@@ -22,6 +22,7 @@ from onnxremat.errors import (
     UnsupportedError,
     UsageError,
 )
+from onnxremat.execute import exported
 from onnxremat.execute.annotated import load_annotated
 from onnxremat.execute.deployment import Deployment, deploy, read_deployment
 from onnxremat.execute.executor import Executor
@@ -155,6 +156,83 @@ def test_exported_partitions_run_alike(chain: Deployment, tmp_path: Path) -> Non
             found = executor.run(seeded_feeds(chain.graph))
         assert compare(found, run(chain.graph).outputs).bit_equal
     export_partitions(chain, folder)  # again, over its own files
+
+
+def test_an_export_that_fails_leaves_the_folder_as_it_was(
+    chain: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, new = tmp_path / "kept", tmp_path / "new"
+    before = {path: path.read_bytes() for path in export_partitions(chain, kept)}
+    count = iter(range(9))
+
+    def full(model: onnx.ModelProto, path: Path) -> list[Path]:
+        if next(count) % 3 == 2:
+            raise UsageError("the disk is full")
+        return write_model(model, path)
+
+    monkeypatch.setattr(exported, "write_model", full)
+    for folder in (kept, new):
+        with pytest.raises(UsageError, match="the disk is full"):
+            export_partitions(chain, folder)
+    assert {path: path.read_bytes() for path in kept.iterdir()} == before
+    assert not new.exists()
+    monkeypatch.undo()
+    (kept / exported.UNFINISHED).mkdir()  # of a process that was killed
+    assert set(export_partitions(chain, kept)) == set(kept.iterdir()) == set(before)
+
+
+HUGE = float("inf")  # 1e999 in a file
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("waits", [[0, 99]], "99 cannot wait for 0"),
+        ("waits", [[3, 0]], "0 cannot wait for 3"),
+        ("waits", [[-1, 0]], "-1 is no count"),
+        ("limits", {"cpu:0": HUGE}, "inf is no count"),
+        ("limits", {"cpu:9": 1}, "no device 'cpu:9'"),
+        ("in_flight", HUGE, "inf is no count"),
+        ("counted", {"given": {"cpu:0": HUGE}}, "inf is no count"),
+        ("scratch", {"cpu:0": {"a": "b"}}, "'b' is no count"),
+        ("seconds", {"99": 1.0}, "action 99 of"),
+        ("seconds", {"0": float("nan")}, "takes nan s"),
+        ("cuts", ["another"], "cut before 'another'"),
+    ],
+)
+def test_numbers_that_no_plan_over_devices_has_are_refused(
+    key: str, value: object, words: str, chain: Deployment, tmp_path: Path
+) -> None:
+    model = chain.model()
+    entry = next(entry for entry in model.metadata_props if entry.key == "onnxremat.devices")
+    about = {**json.loads(entry.value), key: value}
+    about = about if key in ("seconds", "waits") else {**about, "seconds": {}, "waits": []}
+    entry.value = json.dumps(about)
+    write_model(model, tmp_path / "out.onnx")
+    with pytest.raises(UsageError) as refused:
+        read_deployment(tmp_path / "out.onnx")
+    assert words in str(refused.value)
+
+
+def test_a_manifest_that_was_changed_is_refused(chain: Deployment, tmp_path: Path) -> None:
+    export_partitions(chain, tmp_path)
+    plain = json.loads((tmp_path / MANIFEST).read_text())
+    rows = plain["actions"]
+    for key, value, words in (
+        ("actions", [], "nothing makes output"),
+        ("actions", [row for row in rows if "copy" not in row], "which is not on"),
+        ("actions", [{**row, "outputs": {}} if "file" in row else row for row in rows], "which is"),
+        ("final", {}, "nothing makes output"),
+        ("final", dict.fromkeys(plain["final"], "cpu:9"), "nothing makes output"),
+        ("inputs", {}, "which is not on"),
+        ("state", [["a", "b"]], "'a' is no input"),
+        ("waits", [[0, 99]], "99 cannot wait for 0"),
+        ("limits", {"cpu:0": HUGE}, "inf is no count"),
+    ):
+        (tmp_path / MANIFEST).write_text(json.dumps({**plain, key: value}))
+        with pytest.raises(UsageError, match="damaged") as refused:
+            load_partitions(tmp_path)
+        assert words in str(refused.value)
 
 
 def test_partition_files_that_changed_are_refused(chain: Deployment, tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from onnxremat.cost import detect
 from onnxremat.device.files import machine_toml, parse_machine, read_machine, shipped
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine, provider_name
 from onnxremat.errors import UsageError
@@ -39,6 +43,13 @@ def test_a_file_is_read() -> None:
     assert machine.device("cpu").threads > 0
     assert machine.link("cpu", "cuda:0").seconds(10**9) == pytest.approx(0.1 + 1e-5)
     assert machine.link("cuda:0", "cpu").bandwidth == 10e9  # the way back, unless it is listed
+
+
+def test_a_machine_elsewhere_has_nothing_of_this_one() -> None:
+    text = 'elsewhere = true\n[[device]]\nname = "cpu"\n[[device]]\nname = "ov"\nprovider = "ov"'
+    for device in parse_machine(text).devices:
+        assert (device.memory, device.threads) == (0, 0), device
+    assert parse_machine(f"{text}\nmemory = 5").device("ov").memory == 5
 
 
 def test_products_in_bfloat16_are_for_openvino() -> None:
@@ -141,12 +152,36 @@ def test_budgets_by_device() -> None:
         ("cpu:0=50%", "has no bytes"),
         ("cpu:0=min", "not supported"),
         ("cpu:0=1,cpu:0=2", "twice"),
+        ("cpu:1=1GiB,cpu=1KiB,cpu:0=2KiB", "'cpu:0' twice"),
     ],
 )
 def test_wrong_budgets(text: str, words: str) -> None:
     machine = processors(2)
     with pytest.raises(UsageError, match=words):
         machine.limits(machine.budgets(text), {})
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked"),
+    [(None, "1"), ("", ""), ("3", ""), ("3,5", "5"), ("GPU-a, GPU-b", "GPU-b")],
+)
+def test_the_memory_of_a_gpu_is_asked_by_the_number_its_tool_has(
+    visible: str | None, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is not onnxruntime's where CUDA_VISIBLE_DEVICES hides or reorders some."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    told: list[str] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        told.append(next(word for word in command if word.startswith("--id="))[5:])
+        return SimpleNamespace(stdout="81559\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = detect._gpu_memory(Device("cuda:1", PROVIDERS["cuda"], index=1))
+    assert told == ([asked] if asked else [])
+    assert found == (81559 << 20 if asked else 0)
 
 
 def test_provider_names() -> None:

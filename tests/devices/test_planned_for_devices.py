@@ -122,6 +122,8 @@ def test_pinned_ops_run_where_they_are_pinned(chain: Prepared) -> None:
                 assert part.device == {"Tanh": "cpu:1", "MatMul": "cpu:0"}[op.op_type]
     with pytest.raises(UsageError, match="matches no op"):
         optimized(chain, processors(2), "2x", pins=[("Conv", "cpu:0")])
+    with pytest.raises(UsageError, match="Tanh=cpu:1 decides nothing"):
+        optimized(chain, processors(2), "2x", pins=[("*", "cpu:0"), ("Tanh", "cpu:1")])
 
 
 def test_a_link_that_is_missing_is_named(chain: Prepared) -> None:
@@ -154,6 +156,9 @@ def test_views_come_along_to_the_device_that_reads_them() -> None:
     second = [o.op_type for p in result.deployment.parts.partitions if p.device == "cpu:1"
               for o in p.graph.ops]  # fmt: skip
     assert second == ["Reshape", "Reshape", "Tanh"]
+    with pytest.raises(UsageError, match="'Reshape' matches nothing but views") as refused:
+        optimized(prepared, machine, "8x", pins=[("Reshape", "cpu:0"), ("Tanh", "cpu:1")])
+    assert "run where what they show is read" in refused.value.why
 
 
 def test_swapping_to_a_device_that_only_stores() -> None:

@@ -13,6 +13,7 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
+from tests.fuzz import folder
 from tests.fuzz.cases import KINDS, case
 from tests.fuzz.found import keep, kept
 from tests.fuzz.runner import own_temporary_folder, prepare, run
@@ -28,10 +29,13 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="so many at the same time")
     parser.add_argument("--only", choices=list(KINDS), default="", help="one kind")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-found"), help="folder of findings")
+    parser.add_argument("--folder", type=Path, help="judge the models below it instead")
     parser.add_argument("--again", type=Path, nargs="*", help="files of findings, run again")
     asked = parser.parse_args()
     prepare()
     with own_temporary_folder():
+        if asked.folder:
+            return _folder(asked)
         wrong = [path for path in asked.again or () if _again(path)]
         if asked.again and not (asked.cases or asked.minutes):
             return int(bool(wrong))
@@ -42,6 +46,18 @@ def _again(path: Path) -> str:
     wrong = run(kept(path))
     print(f"{path.name}: {wrong or 'right'}")
     return wrong
+
+
+def _folder(asked: argparse.Namespace) -> int:
+    """Files that others made: wrong answers as they are found, then all answers by their kind."""
+    found = []
+    with get_context("fork").Pool(asked.jobs) as pool:
+        for path, given, runs in pool.imap_unordered(folder.judged, folder.models(asked.folder)):
+            found.append((path, given, runs))
+            if given.wrong:
+                print(f"{path}: {given.wrong}", flush=True)
+    print("\n".join(folder.told(found)))
+    return int(any(given.wrong for _, given, _ in found))
 
 
 def _search(asked: argparse.Namespace) -> int:

@@ -71,6 +71,28 @@ def test_findings_are_kept_whole(tmp_path: Path) -> None:
     assert kept(tmp_path / "f.zip") == made
 
 
+def test_files_of_others_are_judged_one_by_one(tmp_path: Path) -> None:
+    """Those with sizes of their own, weights beside them, and those that are no models."""
+    named = parse("g (float[n, 64] x) => (float[n, 64] y) { a = Sin(x) b = Cos(a) y = Add(a, b) }")
+    files = tmp_path / "files" / "of" / "others"
+    files.mkdir(parents=True)
+    onnx.save(named, files / "named.onnx")
+    big = parse(
+        "g (float[64] x) => (float[64] y) { a = Sin(x) b = Cos(a) c = Add(a, b) y = Add(c, w) }"
+    )
+    big.graph.initializer.add(name="w", data_type=1, dims=[64], raw_data=b"\0" * 256)
+    onnx.save(
+        big, files / "big.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    (files / "none.onnx").write_bytes(b"none")
+    done = harness("--folder", tmp_path / "files", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *others = done.stdout.splitlines()
+    assert "exit code 0, onnxruntime runs it: done" in first, done.stdout
+    assert sum("exit code 2, onnxruntime does not run it" in line for line in others) == 1
+    assert sum("exit code" in line for line in others) == len(others) <= 2
+
+
 # The harness itself: every kind of wrong answer is seen
 
 
@@ -95,6 +117,11 @@ if words[-1] != {!r}:
 """
 COPY = "import shutil; shutil.copy('in.onnx', 'out.onnx')"
 REFUSE = "import sys; sys.stderr.write('error: no\\n'); sys.exit({})"
+CRASHED = """
+import sys
+sys.stderr.write('error: onnxruntime crashes on this model {}')
+sys.exit({})
+"""
 OTHER = """
 import onnx
 model = onnx.load('in.onnx')
@@ -107,6 +134,9 @@ onnx.save(model, 'out.onnx')
     ("code", "word"),
     [
         (COPY, ""), (REFUSE.format(2), ""), (REFUSE.format(7), ""),
+        (CRASHED.format("onnxruntime by itself crashes on it", 7), ""),
+        (CRASHED.format("", 7), "crashes on this"),
+        (CRASHED.format("onnxruntime by itself crashes on it", 1), "crashes on this"),
         (REFUSE.format(1), "exit code 1"), (REFUSE.format(5), "exit code 5"),
         ("import sys; sys.exit(2)", "without a message"), ("1 / 0", "traceback"),
         ("import os; os.kill(os.getpid(), 15)", "SIGTERM"), ("while True: pass", "did not end"),

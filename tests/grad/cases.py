@@ -142,6 +142,7 @@ case("Einsum", normal(2, 3, 4), normal(2, 4, 5), equation="...ij,...jk->...ik")
 case("Einsum", normal(2, 3), normal(3, 4), equation="ij,jk")
 case("Einsum", normal(3), normal(4), equation="i,j->ij")
 case("Einsum", normal(2, 3), normal(1, 3), equation="ij,ij->j", exact=False)
+case("Einsum", normal(1, 3, 1), normal(2, 2, 4), equation="bik,bkj->bij", exact=False)
 for flags in ({}, {"transA": 1}, {"transB": 1}, {"transA": 1, "transB": 1, "alpha": 0.5}):
     a = (2, 4, 3) if flags.get("transA") else (2, 3, 4)
     b = (2, 5, 4) if flags.get("transB") else (2, 4, 5)

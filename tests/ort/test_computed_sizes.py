@@ -59,3 +59,17 @@ def test_a_large_token_for_every_image_has_a_size() -> None:
     graph = build_graph(made)
     assert graph.tensors["all"].shape == (64, 1, 768)
     assert graph.tensors["y"].shape == (64, 197, 768)
+
+
+@pytest.mark.parametrize("shapes", [((1, 3, 1), (2, 2, 4)), ((2, 3, 2), (1, 1, 4))])
+def test_letters_of_one_and_more(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Whichever operand has more."""
+    first, second = (", ".join(map(str, shape)) for shape in shapes)
+    made = parse(f"""g (float[{first}] a, float[{second}] b) => (float[m, n, k] y) {{
+        p = Einsum<equation = "bik,bkj->bij">(a, b) y = Sigmoid(p) }}""")
+    drawn = np.random.default_rng(1)
+    feeds = dict(zip("ab", (drawn.random(shape, np.float32) for shape in shapes), strict=True))
+    wanted = named_outputs(made, feeds, None)["y"]
+    graph = build_graph(made)
+    assert graph.tensors["p"].shape == graph.tensors["y"].shape == wanted.shape == (2, 3, 4)
+    np.testing.assert_array_equal(named_outputs(to_model(graph), feeds, None)["y"], wanted)

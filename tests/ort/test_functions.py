@@ -9,7 +9,10 @@ from onnx import helper
 
 from onnxremat.grad import differentiate
 from onnxremat.ort.functions import inline_functions
+from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
+from onnxremat.rewrite.split_batch import split_batch
+from tests.toolbox import parse
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "my" : 1, "com.microsoft" : 1]>\n'
 CALLS = {
@@ -87,3 +90,22 @@ def test_a_step_has_the_defaults_of_functions() -> None:
         if node.op_type == "LeakyRelu"
     ]
     assert slopes == [{"alpha": 0.5}, {"alpha": 0.9}]
+
+
+@pytest.mark.parametrize("opsets", [{"ai.onnx": 20, "com.microsoft": 1}, {"com.microsoft": 1}])
+def test_operators_of_onnx_by_their_long_name_or_none_at_all(opsets: dict[str, int]) -> None:
+    """The version stays; what is added for rows in parts (Slice) finds one in either file."""
+    model = parse("g (float[4, 8] x) => (float[4, 8] y) { a = Sin(x) y = Cos(a) }", opset=20)
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(*entry) for entry in opsets.items())
+    for node in model.graph.node:
+        node.domain, node.op_type = ("ai.onnx", node.op_type) if "ai.onnx" in opsets else (
+            "com.microsoft", "QuickGelu")  # fmt: skip
+    before = model.SerializeToString()
+    found = inline_functions(model)
+    assert model.SerializeToString() == before
+    assert {entry.domain: entry.version for entry in found.opset_import}[""] in (17, 20)
+    graph = build_graph(found)
+    parts = split_batch(graph, [2])
+    wanted = named_outputs(model, {"x": X}, None)["y"]
+    np.testing.assert_array_equal(named_outputs(parts, {"x": X}, None)["y"], wanted)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from models import build
 from onnxremat import api
@@ -30,7 +31,7 @@ from onnxremat.report.carried import of_model
 from onnxremat.session.process import PARTS
 from tests.fission.drawn import Drawn
 from tests.fission.test_sums_and_norms import normed
-from tests.toolbox import wide_chain
+from tests.toolbox import parse, wide_chain
 
 # Budgets of weights and values alone.
 SETTINGS = Settings(threads=1, target="portable", costs=analytic_costs, not_counted=PARTS)
@@ -221,3 +222,18 @@ def test_a_normalised_image_within_a_budget_that_holds_it_once(tmp_path: Path) -
     write_model(model, tmp_path / "in.onnx")
     again = api.apply(tmp_path / "in.onnx", result.plan, settings=SETTINGS)
     assert again.plan.sequence == result.plan.sequence
+
+
+def test_inputs_of_half_precision_alone() -> None:
+    """Size has no kernel for them: onnxruntime would run it on a copy of all as float32."""
+    half = parse(
+        "g (float16[16, 32, 4] a, float16[16, 32, 4] b) => (float[16, 32, 4] y) {"
+        " s = Add(a, b)  y = LayerNormalization<axis: int = -1>(s, w) }", 12
+    )  # fmt: skip
+    half.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    host = replace(SETTINGS, target="host", not_counted=())
+    made = api.optimize(half, budget="0.8x", settings=host, options=OPTIONS, bench_seconds=0)
+    facts = made.facts()
+    assert facts["fission"]
+    assert facts["order_kept"]
+    assert facts["peak_measured_bytes"] <= facts["budget_bytes"]

@@ -145,6 +145,7 @@ def test_a_hint_is_in_the_unit_that_was_asked_for() -> None:
     assert "%" in share.hint
     original = known.or_original(50, opens=False)
     assert original.in_unit(parse_budget("0.3x"), 200, 10) is original
+    assert known.in_unit(parse_budget("0.3x"), 0, 10) is known  # of what takes nothing
 
 
 @given(st.integers(1, 1 << 36), st.integers(1, 1 << 36), st.sampled_from("x%"))

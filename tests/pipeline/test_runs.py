@@ -94,11 +94,35 @@ def test_texts_and_maps_are_compared_by_value() -> None:
     assert not compare({"y": [{"a": 1.0}]}, {"y": [{"a": 2.0}]}).ok
 
 
+def test_numbers_in_maps_are_compared_as_those_of_tensors() -> None:
+    """What ZipMap makes of probabilities, rounded otherwise in parts of a batch."""
+    wanted = [{"cat": 0.25, "dog": 0.75}]
+    near = compare({"y": [{"cat": 0.25 + 1e-7, "dog": 0.75}]}, {"y": wanted})
+    assert (near.ok, near.bit_equal) == (True, False)
+    assert 0 < near.worst < 1e-6
+    far = compare({"y": [{"cat": 0.5, "dog": 0.75}]}, {"y": wanted})
+    assert not far.ok
+    assert far.worst == pytest.approx(1 / 3)
+    others = [{"cat": 0.25}], [{"dog": 0.25, "cat": 0.75}], [{"cat": 0.25, "dog": "0.75"}]
+    assert not any(compare({"y": other}, {"y": wanted}).ok for other in others)
+
+
 def test_one_wrong_output_among_many_is_named() -> None:
     right = {name: np.ones(3, F) for name in "abc"}
     assert compare(right | {"b": np.zeros(3, F)}, right).output == "b"
     wrong = compare(right | {"b": np.ones(3, np.int64)}, right | {"b": np.asarray([1, 1, 2])})
     assert (wrong.ok, wrong.output) == (False, "b")
+
+
+@pytest.mark.parametrize("names", ["abc", "acb", "bac", "bca", "cab", "cba"])
+def test_the_output_that_is_furthest_off_is_named(names: str) -> None:
+    """Not the last that is wrong, nor one that is right within a wider tolerance."""
+    right = {"a": np.ones(3, F), "b": np.ones(3, F), "c": np.ones(3, np.float16)}
+    near = {"b": right["b"] * F(1.01), "c": right["c"] + np.float16(0.015)}
+    wanted = {name: right[name] for name in names}
+    one, other = compare({"a": right["a"] * F(1.5), **near}, wanted), compare(right | near, wanted)
+    assert (one.ok, one.output, one.worst) == (False, "a", 0.5)
+    assert (other.ok, other.output, other.tolerance) == (False, "b", 1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +227,14 @@ def test_indices_stay_in_range() -> None:
         flat = Reshape(ids, s)  y = Gather(table, flat)  z = Gather<axis = 1>(table, row) }"""
     )
     assert (index_range(graph, "ids"), index_range(graph, "row")) == (9, 8)
+    embedded = graph_of(
+        """g (int32[2, 4] ids, int32[2, 4] kinds, int32[2, 4] places,
+            float[9, 8] words, float[7, 8] positions, float[3, 8] types, float[8] w) => (y) {
+        y, m = com.microsoft.EmbedLayerNormalization(
+            ids, kinds, words, positions, types, w, w, , places) }"""
+    )
+    ranges = [index_range(embedded, name) for name in ("ids", "kinds", "places")]
+    assert ranges == [9, 3, 7]
     for seed in range(20):
         feeds = seeded_feeds(graph, seed)
         assert feeds["ids"].max() < 9

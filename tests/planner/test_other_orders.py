@@ -13,10 +13,11 @@ import onnxremat
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.prepare import prepare
-from onnxremat.planner import ladder, other_orders
+from onnxremat.planner import incumbent, ladder, other_orders
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.options import Method, PlanOptions
+from onnxremat.planner.portfolio import Portfolio
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.problem_lists import reordered
 from onnxremat.planner.schedule import Schedule
@@ -124,7 +125,7 @@ def test_what_is_found_in_the_same_order_ends_nothing(
         made.limit = 0.0
 
     climb: Any = SimpleNamespace(incumbent=made, run=run)
-    other_orders.in_other_orders(climb, PlanOptions())
+    other_orders.in_other_orders(climb, [], PlanOptions())
     assert len(ran) == 1
     assert made.kept is not None
 
@@ -145,3 +146,45 @@ def test_a_plan_for_less_keeps_the_order_that_was_proven_of(
     assert again.time >= first.certificate.bound
     nothing = ladder.solve_in_order(problem, 1, WORK, order)
     assert nothing.schedule is None
+
+
+def test_an_order_that_was_put_back_is_taken_where_it_is_quicker(warm: None) -> None:
+    """Two large values, each read once: one order makes the first again, one never holds both."""
+    problem = Problem.plain(
+        [4, 4, 1, 1, 1], [1.0] * 5, [[], [], [0], [1], [2, 3]]
+    )  # fmt: skip
+    wide, narrow = [0, 1, 2, 3, 4], [0, 2, 1, 3, 4]
+    made = Incumbent.of(problem, 7, WORK)
+    climb, other = (Portfolio.of(made, order, WORK) for order in (wide, narrow))
+    climb.run("cuts")
+    made.tied = True
+    assert made.closed
+    assert made.value == 7.0
+    better = other_orders._listed(climb, other)
+    assert better is not climb
+    assert better.incumbent is better.lazy.incumbent is made
+    assert (made.value, made.order, made.tied) == (5.0, tuple(narrow), True)
+    # And back it is not left.
+    back = Portfolio.of(made, wide, WORK)
+    assert other_orders._listed(better, back) is better
+    assert (made.value, made.order) == (5.0, tuple(narrow))
+    assert made.ordered.seconds == pytest.approx(5.0)
+
+
+def test_nothing_is_refused_because_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until something is found seconds are those of the processor, to four times the limit."""
+    now = [100.0, 10.0]
+    clock: Any = SimpleNamespace(counted=False, now=lambda: now[0])
+    monkeypatch.setattr(incumbent, "process_time", lambda: now[1])
+    problem = ones([[], [0], [0]])
+    made = Incumbent(problem, (1 << 40,), 8.0, 0.0, clock=clock, used=10.0)
+    now[:] = 112.0, 13.0
+    assert made.left == pytest.approx(8 - 3)  # 12 s passed, of which it had 3
+    now[:] = 120.0, 13.0
+    assert made.left == pytest.approx(8 - 5)  # a quarter counts at least
+    now[:] = 120.0, 50.0
+    assert made.left == pytest.approx(8 - 20)  # and no more than all, whatever threads did
+    now[:] = 112.0, 13.0
+    made.offer(problem.store_all(), "store-all")
+    assert made.left == pytest.approx(8 - 12)
+    assert made.stopped()

@@ -24,6 +24,7 @@ from onnxremat.errors import (
     UsageError,
     VerificationError,
 )
+from onnxremat.exporting import write
 from onnxremat.grad import differentiate
 from onnxremat.grad.listed import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
@@ -153,6 +154,33 @@ def test_bfloat16_is_refused_with_a_reason(tmp_path: Path) -> None:
     rows = torch.ones(1, 2, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedError, match="tensors of bfloat16"):
         onnxremat.export(nn.Linear(2, 2).bfloat16(), rows, tmp_path / "net.onnx")
+
+
+class Scores(nn.Module):
+    """A table with sparse gradients, and scores of which some are masked; of another net those
+    before."""
+
+    def __init__(self, before: bool = False) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(10, 8, sparse=True), nn.Linear(8, 5)
+        self.before = before
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones(5, 5, dtype=torch.bool)
+        mask = ones.tril(-1) if self.before else ones.triu(1)
+        return self.out(self.words(words)).masked_fill(mask, float("-inf"))
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_masked_scores_and_sparse_gradients(exporter: str, tmp_path: Path) -> None:
+    module, file = Scores(), tmp_path / "net.onnx"
+    onnxremat.export(module, WORDS, file, exporter=exporter)
+    onnxremat.check_export(module, file, WORDS).require()
+    other = Scores(before=True)
+    other.load_state_dict(module.state_dict())
+    given = write.arguments(other, WORDS)
+    with pytest.raises(VerificationError, match="not that of the module"):
+        write._check(other, given, onnx.load(file), ())
 
 
 def test_without_dropout(tmp_path: Path) -> None:
