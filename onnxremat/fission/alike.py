@@ -167,7 +167,7 @@ class _Teller:
         for at, (name, span) in enumerate(zip(op.inputs, piece.reads, strict=True)):
             if at in piece.constants:
                 self.key.append(piece.constants[at])
-            elif not name or (either and at in piece.unread):
+            elif not name or at in piece.unread:
                 self.key.append("")
             elif span is None:
                 if name in self.writer.tiles:

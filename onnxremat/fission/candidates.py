@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from onnxremat.fission.paper import Paper
@@ -11,7 +12,7 @@ from onnxremat.fission.rows import length_of
 from onnxremat.fission.twice import is_again, is_either
 from onnxremat.graph.axes import partial_of, piece_of, total_of
 from onnxremat.graph.ir import Op
-from onnxremat.graph.spans import CannotSplitError, Span
+from onnxremat.graph.spans import CannotSplitError, Span, UnevenError
 from onnxremat.graph.traits import is_alias, takeover_inputs
 
 GRAINS = (1, 2, 4, 8, 16, 32, 64, 128)  # multiples that bounds of parts are tried at
@@ -47,6 +48,7 @@ class _Stretch:
         leaving: what they make and others read, or is handed out.
         behind: of that, what is read behind the stretch, or handed out, in the order of the ops.
         found: by how its last value is cut.
+        coarser: multiples at which an op would have whole rows that has none at those of a cut.
     """
 
     inside: tuple[int, ...]
@@ -55,6 +57,7 @@ class _Stretch:
     leaving: frozenset[str]
     behind: tuple[str, ...]
     found: dict[_Cut, Region | None] = field(default_factory=dict)
+    coarser: dict[_Cut, int] = field(default_factory=dict)
 
 
 class Regions:
@@ -93,13 +96,23 @@ class Regions:
             alike = {(cut.name, cut.summed, cut.length): cut for cut in reversed(cuts)}
             cuts = [cut for cut in cuts if cut in alike.values()]
         for cut in cuts:
-            for grain in GRAINS:
-                region = self._region(stretch, replace(cut, grain=grain))
-                if region is not None and self.graph.ops[peak].name in region.ops:
-                    key = frozenset((*region.ops, f"axis {cut.axis} {cut.summed}"))
-                    found.setdefault(key, region)
-                    break
+            for region in self._of_any_grain(stretch, cut, self.graph.ops[peak].name):
+                found.setdefault(frozenset((*region.ops, f"axis {cut.axis} {cut.summed}")), region)
         return list(found.values())
+
+    def _of_any_grain(self, stretch: _Stretch, cut: _Cut, op: str) -> Iterator[Region]:
+        """Regions that hold an op: of the finest bounds that do, and of those at which more ops
+        have whole rows, as those of windows of an image have."""
+        tries = list(GRAINS)
+        while tries:
+            cut = replace(cut, grain=tries.pop(0))
+            region = self._region(stretch, cut)
+            if region is not None and op in region.ops:
+                yield region
+                tries.clear()
+            coarser = stretch.coarser.get(cut, cut.grain)
+            if coarser > cut.grain and 2 * coarser <= cut.length:
+                tries = [coarser, *(grain for grain in tries if grain > coarser)]
 
     def splits(self, place: int) -> bool:
         """An op goes in some region."""
@@ -348,9 +361,11 @@ class _Walk:
         try:
             rule = partial_of if writes[0] in self.sums else piece_of
             piece = rule(op, self.of.facts, span)
-        except CannotSplitError:
+        except CannotSplitError as error:
+            if isinstance(error, UnevenError):
+                self._coarser(error.multiple // math.gcd(error.multiple, span.size))
             raise _LeftOutError from None
-        for name, read in piece.taken(op.inputs):
+        for name, read in piece.sample(op.inputs):
             made = self.graph.producer.get(name)
             if made is None or not self.left >> made & 1:
                 continue
@@ -363,6 +378,12 @@ class _Walk:
                 self.leave_out(made)
             else:
                 self.wanted[name] = self.wanted[name].hull(read) if name in self.wanted else read
+
+    def _coarser(self, factor: int) -> None:
+        """An op has whole rows at so many times the bounds."""
+        known, cut = self.stretch.coarser, self.cut
+        if 2 * cut.grain * factor <= cut.length:
+            known[cut] = min(known.get(cut, cut.length), cut.grain * factor)
 
     def _summed(self, op: Op, name: str) -> bool:
         """A value is made as the sum of what parts give: it is one along this axis, and nobody in

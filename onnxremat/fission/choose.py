@@ -25,9 +25,12 @@ from onnxremat.fission.tuning import MOST, Tuner
 from onnxremat.graph.axes import total_of
 from onnxremat.schedule.simulate import simulate
 
-# Parts that a region is tried with; and whether along columns, too, where rows are as many:
-# neighbours along different axes have to be joined in between.
-WAYS = ((4, False), (16, False), (4, True), (16, True))
+# Parts that a region is tried with; whether along columns, too, where rows are as many: neighbours
+# along different axes have to be joined in between; and whether between the nearest narrow places.
+WAYS = (
+    (4, False, False), (16, False, False), (4, True, False), (16, True, False),
+    (4, False, True), (16, False, True),
+)  # fmt: skip
 FEW, PROMISING = 4, 12  # parts that new regions are looked at in, and how many are tried in more
 SOURCE = 10  # such a share of the peak, at least, is worth a region for it to be made in parts
 SIDES = 4  # narrow places looked at on either side of the crowded op
@@ -198,12 +201,13 @@ class Chooser(Trials):
             best = step
         return best
 
-    def _step(self, now: Priced, limit: int, parts: int, every: bool) -> Priced | None:
+    def _step(self, now: Priced, limit: int, parts: int, every: bool, near: bool) -> Priced | None:
         """One region more, or another one, or one in more parts; None where nothing helps.
 
         Args:
             parts: of new regions, at least.
             every: along every axis.
+            near: between the nearest narrow places alone.
         """
         peak = max(range(len(now.levels)), key=now.levels.__getitem__)
         before = crowding(now, limit)
@@ -212,7 +216,7 @@ class Chooser(Trials):
         def rank(found: Priced) -> tuple[int, float]:
             return self._rank(found, now, limit)
 
-        for regions in self._moves(now, limit, parts, every):
+        for regions in self._moves(now, limit, parts, every, near):
             if self.stop():
                 break
             found = self.price(regions)
@@ -253,7 +257,7 @@ class Chooser(Trials):
         return 1, -math.log(crowding(now, limit) / left) / more
 
     def _moves(
-        self, now: Priced, limit: int, parts: int, every: bool
+        self, now: Priced, limit: int, parts: int, every: bool, near: bool
     ) -> Iterator[tuple[Region, ...]]:
         peak = max(range(len(now.levels)), key=now.levels.__getitem__)
         name = self.graph.ops[peak].name
@@ -270,7 +274,8 @@ class Chooser(Trials):
                     yield self._with(now, replace(region, parts=(1,) * (2 * len(region.parts))))
         yield from self._again(now)
         for place in (peak, *self._sources(now, own)):
-            yield from self._promising(now, limit, list(self._around(now, place, parts, every)))
+            tries = list(self._around(now, place, parts, every, near))
+            yield from self._promising(now, limit, tries)
 
     def _again(self, now: Priced) -> Iterator[tuple[Region, ...]]:
         """What a region may make again made again; and made for the first time together with what
@@ -321,14 +326,14 @@ class Chooser(Trials):
         ]  # fmt: skip
 
     def _around(
-        self, now: Priced, place: int, parts: int, every: bool
+        self, now: Priced, place: int, parts: int, every: bool, near: bool
     ) -> Iterator[tuple[Region, ...]]:
         """Regions around an op, instead of the one that has it."""
         name = self.graph.ops[place].name
         own = next((r for r in now.regions if name in r.ops), None)
         parts = max(parts, len(own.parts)) if own is not None else parts
         seen = set[object]()
-        for first, end in self._places(place):
+        for first, end in self._places(place, near):
             for without in self._left_out(now, own, place, range(first, end)):
                 if self.stop():
                     return
@@ -399,13 +404,18 @@ class Chooser(Trials):
                 )
         return None
 
-    def _places(self, peak: int) -> Iterator[tuple[int, int]]:
+    def _places(self, peak: int, near: bool) -> Iterator[tuple[int, int]]:
         """Stretches of the order around an op between narrow places: each side in turn less is
         carried across, the narrowest last. The next sum behind it is an end, too: what it sums is
         needed whole behind it."""
         across = self._across
-        lefts = _spread(_records(across, range(peak, -1, -1)))
-        rights = _spread(_records(across, range(peak + 1, len(across))))
+        lefts, rights = (
+            found[:SIDES] if near else _spread(found)
+            for found in (
+                _records(across, range(peak, -1, -1)),
+                _records(across, range(peak + 1, len(across))),
+            )
+        )
         ends = (i + 1 for i in range(peak, rights[-1]) if total_of(self.graph.ops[i]) is not None)
         rights = sorted({*rights, *islice(ends, 1)})
         for first in lefts:

@@ -5,7 +5,8 @@ With m the mean of a group and q the mean of (x - m)^2 over it, a = scale / sqrt
 b = bias - m a per channel, the normalised image is x a + b. Both come from the mean r and the
 sum of (x - r)^2 of each row of each channel (Chan, Golub and LeVeque 1983): (x - m)^2 sums up to
 (x - r)^2 and (r - m)^2. So one pass over the image is enough, beside that which makes the result,
-rows may be made part by part, and no digits are lost to a large mean.
+rows may be made part by part, and no digits are lost to a large mean. Of a line, as of sound, some
+numbers each are a row.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ LISTED = 18  # opset from which reductions read their axes as an input
 BANDWIDTH = 1e10  # bytes per second, read or written, where nothing was measured
 ELEMENTWISE = ("Add", "Sub", "Mul")  # ops that are as quick as what they move
 LARGE = 1 << 20  # bytes that such an op moves, at least, to tell how quick
+PADDED = 11  # opset from which Pad reads what it adds as an input
+ROW = 32  # numbers of a line that are looked at as a row
 END = "/opened"  # of the names of what a normalisation is written out as
 
 
@@ -84,7 +87,9 @@ def _norm(graph: Graph, facts: Facts, index: int) -> Norm | None:
             source, result, ops = around
             channels = facts.shape(source)[1]
     shape = facts.shape(source)
-    if len(shape) < 4 or channels % groups or graph.tensors[source].dtype not in (1, 11):
+    if len(shape) == 3 and graph.opsets.get("", 1) < PADDED:
+        return None
+    if len(shape) < 3 or channels % groups or graph.tensors[source].dtype not in (1, 11):
         return None
     each = channels // scale.size
     scale, bias = (np.repeat(np.ravel(values), each) for values in (scale, bias))
@@ -184,23 +189,15 @@ class _Writer:
         shape = self.tensors[x].shape
         assert shape is not None
         wide = (shape[0], shape[1], *(1 for _ in shape[2:]))
-        axes = tuple(range(2, len(shape)))
         number = onnx.helper.tensor_dtype_to_np_dtype(dtype)
 
         def channels(values: np.ndarray, what: str) -> str:
             return self._constant(values.reshape((1, *wide[1:])).astype(number), what)
 
-        rows = (*shape[:3], *(1 for _ in shape[3:]))
-        across, down = axes[1:], axes[:1]
-        row = self._reduce("ReduceMean", x, across, rows)
-        spread = self._reduce("ReduceSumSquare", self._op("Sub", [x, row], shape), across, rows)
-        mean = self._group(self._reduce("ReduceMean", row, down, wide), wide, norm.groups, "mean")
-        apart = self._op("Mul", [(off := self._op("Sub", [row, mean], rows)), off], rows)
-        count = self._constant(np.asarray(math.prod(shape[3:]), number), "count")
-        square = self._op("Add", [self._op("Div", [spread, count], rows), apart], rows)
-        square = self._group(
-            self._reduce("ReduceMean", square, down, wide), wide, norm.groups, "square"
-        )
+        if len(shape) == 3:
+            mean, square = self._of_line(x, shape, norm.groups)
+        else:
+            mean, square = self._of_rows(x, shape, norm.groups)
         epsilon = self._constant(np.asarray(norm.epsilon, number), "epsilon")
         square = self._op("Add", [square, epsilon], wide)
         inverse = self._op("Reciprocal", [self._op("Sqrt", [square], wide)], wide)
@@ -209,6 +206,61 @@ class _Writer:
         b = self._op("Sub", [channels(norm.bias, "bias"), shift], wide)
         self._op("Add", [self._op("Mul", [x, a], shape), b], shape, norm.result)
         return self.ops
+
+    def _of_rows(self, x: str, shape: tuple[int, ...], groups: int) -> tuple[str, str]:
+        """Mean and variance of each group of channels, for each of its channels, by those of
+        rows."""
+        wide, rows = (*shape[:2], *(1 for _ in shape[2:])), (*shape[:3], *(1 for _ in shape[3:]))
+        across, down = tuple(range(3, len(shape))), (2,)
+        row = self._reduce("ReduceMean", x, across, rows)
+        spread = self._reduce("ReduceSumSquare", self._op("Sub", [x, row], shape), across, rows)
+        mean = self._group(self._reduce("ReduceMean", row, down, wide), wide, groups, "mean")
+        apart = self._op("Mul", [(off := self._op("Sub", [row, mean], rows)), off], rows)
+        square = self._op("Add", [self._shared(spread, math.prod(shape[3:]), rows), apart], rows)
+        square = self._reduce("ReduceMean", square, down, wide)
+        return mean, self._group(square, wide, groups, "square")
+
+    def _of_line(self, x: str, shape: tuple[int, ...], groups: int) -> tuple[str, str]:
+        """The same of a line, as of sound: with some of its numbers as a row, the last filled up
+        with zeros, which are not counted."""
+        batch, channels, length = shape
+        count = -(-length // ROW)
+        numbers = np.full((1, 1, count, 1), ROW)
+        numbers[..., -1, :] = length - (count - 1) * ROW
+        square, rows = (batch, channels, count, ROW), (batch, channels, count, 1)
+        wide, filled = (batch, channels, 1, 1), (batch, channels, count * ROW)
+        if filled != shape:
+            ends = self._shape((0, 0, 0, 0, 0, filled[-1] - length), "filled")
+            x = self._op("Pad", [x, ends], filled)
+        x = self._op("Reshape", [x, self._shape(square, "rows")], square)
+        part = self._reduce("ReduceMean", x, (3,), rows)
+        row = self._op("Mul", [part, self._number(ROW / numbers, x, "row")], rows)
+        off = self._op("Sub", [x, row], square)
+        if filled != shape:
+            there = np.arange(ROW) < numbers
+            off = self._op("Mul", [off, self._number(there, x, "there")], square)
+        spread = self._reduce("ReduceSumSquare", off, (3,), rows)
+        mean = self._reduce("ReduceMean", part, (2,), wide)
+        mean = self._op("Mul", [mean, self._number(count * ROW / length, x, "all")], wide)
+        mean = self._group(mean, wide, groups, "mean")
+        apart = self._op("Mul", [(off := self._op("Sub", [row, mean], rows)), off], rows)
+        apart = self._op("Mul", [apart, self._number(numbers, x, "numbers")], rows)
+        spread = self._op("Add", [spread, apart], rows)
+        spread = self._reduce("ReduceMean", spread, (2,), wide)
+        spread = self._op("Mul", [spread, self._number(count / length, x, "each")], wide)
+        found = mean, self._group(spread, wide, groups, "square")
+        flat = self._shape(wide[:3], "flat")
+        mean, spread = (self._op("Reshape", [each, flat], wide[:3]) for each in found)
+        return mean, spread
+
+    def _number(self, values: object, like: str, what: str) -> str:
+        """Constants of the type of a value."""
+        number = onnx.helper.tensor_dtype_to_np_dtype(self.tensors[like].dtype)
+        return self._constant(np.asarray(values, number), what)
+
+    def _shared(self, total: str, count: int, shape: tuple[int, ...]) -> str:
+        """A sum over so many."""
+        return self._op("Div", [total, self._number(count, total, "count")], shape)
 
     def _group(self, values: str, wide: tuple[int, ...], groups: int, what: str) -> str:
         """The mean of each group of channels, for each of its channels."""

@@ -28,6 +28,10 @@ def write_region(writer: Writer, region: Region, tag: str, *, alike: bool = Fals
         CannotSplitError: an op cannot be split so.
     """
     paper = writer.paper
+    if len(region.parts) == 1 and not region.sums:
+        for place in paper.members(region):
+            write_whole(writer, place)
+        return
     parts = paper.rows(region)
     ops = [writer.graph.ops[place] for place in paper.members(region)]
     held: dict[str, tuple[Stretch, ...]] = {}
@@ -46,6 +50,18 @@ def write_region(writer: Writer, region: Region, tag: str, *, alike: bool = Fals
             part.write()
         else:
             known.write(part)
+
+
+def write_whole(writer: Writer, place: int) -> None:
+    """An op that is outside of regions; what it reads is joined before."""
+    op = writer.graph.ops[place]
+    if is_either(op):  # what is held is all of it
+        writer.whole(op.inputs[0])
+        writer.ops.append(writer.op("Identity", op.inputs[:1], op.outputs[0]))
+        return
+    for name in op.reads:
+        writer.whole(name)
+    writer.ops.append(op)
 
 
 class _Sum:
@@ -143,6 +159,7 @@ class Part:
             if position in piece.constants
             else self._taken(name, span, name in inside)
             for position, (name, span) in enumerate(zip(op.inputs, piece.reads, strict=True))
+            if position not in piece.unread
         ]
         outputs = {name: f"{name}{self.end}" for name in op.writes}
         changed = writer.model and piece.attributes

@@ -17,9 +17,8 @@ from onnxremat.cost.table import KernelCosts
 from onnxremat.fission.ledger import LackingError, Ledger, Made, Step
 from onnxremat.fission.masked import Reach
 from onnxremat.fission.paper import Paper
-from onnxremat.fission.part import write_region
+from onnxremat.fission.part import write_region, write_whole
 from onnxremat.fission.region import Region
-from onnxremat.fission.split import write_whole
 from onnxremat.fission.writer import Stretch, Writer
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.spans import CannotSplitError

@@ -14,9 +14,8 @@ import onnx
 
 from onnxremat.fission.masked import Reach
 from onnxremat.fission.paper import Paper
-from onnxremat.fission.part import write_region
+from onnxremat.fission.part import write_region, write_whole
 from onnxremat.fission.region import Region
-from onnxremat.fission.twice import is_either
 from onnxremat.fission.writer import Stretch, Writer
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.spans import CannotSplitError
@@ -81,18 +80,6 @@ def _mark(graph: Graph) -> str:
     while any(f"/{mark}0p0" in name for name in graph.tensors):
         mark += "r"
     return mark
-
-
-def write_whole(writer: Writer, place: int) -> None:
-    """An op that is outside of regions; what it reads is joined before."""
-    op = writer.graph.ops[place]
-    if is_either(op):  # what is held is all of it
-        writer.whole(op.inputs[0])
-        writer.ops.append(writer.op("Identity", op.inputs[:1], op.outputs[0]))
-        return
-    for name in op.reads:
-        writer.whole(name)
-    writer.ops.append(op)
 
 
 def _graph(writer: Writer, outputs: Sequence[str]) -> Graph:

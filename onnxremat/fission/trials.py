@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from onnxremat.cost.table import KernelCosts
 from onnxremat.fission.candidates import Regions
+from onnxremat.fission.in_order import as_regions
 from onnxremat.fission.pricing import Priced, Prices, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.twice import is_either
@@ -34,7 +35,7 @@ class Trials:
         self.prices = Prices(of)
         self.able, self.place = Regions(self.prices.paper), self.prices.paper.place
         self.known: dict[frozenset[object], Priced | None] = {}
-        self.whole = self.prices.priced(())
+        self.whole = self.prices.priced(as_regions(of.graph))
         self.level = of.kernels
         self.left = 0
         self.paid: set[object] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from onnxremat.graph.spans import Call, CannotSplitError, Piece, Span
+from onnxremat.graph.spans import Call, CannotSplitError, Piece, Span, UnevenError
 
 
 def reshaped(call: Call, span: Span) -> Piece:
@@ -38,7 +38,7 @@ def _aligned(before: tuple[int, ...], after: tuple[int, ...], span: Span) -> Spa
             row = math.prod(before[axis + 1 :])
             first, end = span.first * inner, span.end * inner
             if first % row or end % row or end > size * row:
-                raise CannotSplitError("its rows are no whole rows of its input")
+                raise UnevenError(row // math.gcd(row, inner))
             return Span(axis, first // row, end // row)
         total *= size
     raise CannotSplitError("the axis begins within one of its input")
@@ -52,10 +52,21 @@ def transposed_axes(call: Call, span: Span) -> Piece:
 
 
 def joined(call: Call, span: Span) -> Piece:
-    """All axes but the one along which it joins."""
-    if span.axis == call.attributes["axis"] % len(call.out):
-        raise CannotSplitError("it joins along this axis")
-    return Piece(tuple(span for _ in call.op.inputs), span)
+    """All axes; along the one that it joins along, what lies in the stretch of each input. Of an
+    input that does not reach it nothing is read: what a stretch that does would read is said."""
+    axis = call.attributes["axis"] % len(call.out)
+    if span.axis != axis:
+        return Piece(tuple(span for _ in call.op.inputs), span)
+    reads, unread, begin = list[Span](), list[int](), 0
+    for position in range(len(call.op.inputs)):
+        size = call.shape(position)[axis]
+        own = Span(axis, 0, size).overlap(Span(axis, span.first - begin, span.end - begin))
+        if own.size <= 0:
+            unread.append(position)
+            own = Span(axis, 0, min(size, span.size))
+        reads.append(own)
+        begin += size
+    return Piece(tuple(reads), span, unread=tuple(unread))
 
 
 def parted(call: Call, span: Span) -> Piece:
@@ -66,28 +77,54 @@ def parted(call: Call, span: Span) -> Piece:
 
 
 def sliced(call: Call, span: Span) -> Piece:
-    """All axes that it keeps as they are."""
-    if call.shape(0)[span.axis] != call.out[span.axis]:
-        raise CannotSplitError("it slices along this axis")
+    """All axes; along one that it slices forwards, what it takes from there."""
+    rank = len(call.out)
     starts = call.integers(1, "starts") or ()
-    axes = call.integers(3, "axes") or tuple(range(len(starts)))
-    if span.axis in {axis % len(call.out) for axis in axes}:
-        raise CannotSplitError("it slices along this axis")
-    return Piece((span, *call.none()[1:]), span)
+    axes = [axis % rank for axis in call.integers(3, "axes") or range(len(starts))]
+    if span.axis not in axes:
+        return Piece((span, *call.none()[1:]), span)
+    at, size = axes.index(span.axis), call.shape(0)[span.axis]
+    ends = list(call.integers(2, "ends") or ())
+    steps = call.integers(4) or (1,) * len(axes)
+    if steps[at] < 0:
+        raise CannotSplitError("it reads this axis backwards")
+    first = min(starts[at] + size * (starts[at] < 0), size) + span.first * steps[at]
+    read = Span(span.axis, first, first + (span.size - 1) * steps[at] + 1)
+    new = list(starts)
+    new[at], ends[at] = 0, read.size
+    if not call.has(1):
+        return Piece((read,), span, {"starts": new, "ends": ends, "axes": axes})
+    given = {1: tuple(new), 2: tuple(ends), 3: tuple(axes), 4: tuple(steps)}
+    constants = {position: given[position] for position in given if call.has(position)}
+    return Piece((read, *call.none()[1:]), span, {}, constants)
 
 
 def padded(call: Call, span: Span) -> Piece:
-    """All axes that get no padding."""
-    rank = len(call.out)
-    pads = call.integers(1, "pads") or ()
-    named = call.integers(3)
-    axes = [axis % rank for axis in named] if named else list(range(rank))
-    got = {axis for i, axis in enumerate(axes) if pads[i] or pads[i + len(axes)]}
-    if span.axis in got:
-        raise CannotSplitError("it pads along this axis")
-    if call.shape(0)[span.axis] != call.out[span.axis]:
-        raise CannotSplitError("it pads along this axis")
-    return Piece((span, *call.none()[1:]), span)
+    """All axes; along one that gets padding, what lies there of the input, and of the padding. Some
+    of the input is always read: a row where all is padding, what a reflection shows."""
+    rank, size = len(call.out), call.shape(0)[span.axis]
+    pads = list(call.integers(1, "pads") or ())
+    axes = [axis % rank for axis in call.integers(3) or range(rank)]
+    if span.axis not in axes or len(pads) != 2 * len(axes):
+        return Piece((span, *call.none()[1:]), span)
+    at, mode = axes.index(span.axis), call.text("mode", "constant")
+    above, below = pads[at], pads[at + len(axes)]
+    if not above and not below:
+        return Piece((span, *call.none()[1:]), span)
+    if min(above, below) < 0 or mode not in ("constant", "edge", "reflect"):
+        raise CannotSplitError(f"it takes rows away, or repeats them ({mode})")
+    before, after = max(0, above - span.first), max(0, span.end - above - size)
+    first, end = max(0, span.first - above), min(size, span.end - above)
+    if before:
+        end = max(end, before + 1 if mode == "reflect" else 1)
+    if after:
+        first = min(first, size - 1 - after if mode == "reflect" else size - 1)
+    read = Span(span.axis, first, end)
+    pads[at], pads[at + len(axes)] = before, after
+    made = Span(span.axis, first + above - before, end + above + after)
+    if not call.has(1):
+        return Piece((read, *call.none()[1:]), made, {"pads": pads})
+    return Piece((read, *call.none()[1:]), made, {}, {1: tuple(pads)})
 
 
 def gathered(call: Call, span: Span) -> Piece:

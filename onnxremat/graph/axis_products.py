@@ -86,16 +86,27 @@ def product(call: Call, span: Span) -> Piece:
     left, right = call.shape(0), call.shape(1)
     if min(len(left), len(right)) < 2:
         raise CannotSplitError("one of its factors is a vector")
-    if call.attributes.get("transBatchA") or call.attributes.get("transBatchB"):
-        raise CannotSplitError("its factors are read with the batch inside")
     rank, reads = len(call.out), call.none()
     if span.axis == rank - 2:
-        reads[0] = span.along(len(left) - (1 if call.attributes.get("transA") else 2))
+        rows = len(left) - (1 if call.attributes.get("transA") else 2)
+        reads[0] = span.along(_lies(call, "transBatchA", left, rows))
     elif span.axis == rank - 1:
-        reads[1] = span.along(len(right) - (2 if call.attributes.get("transB") else 1))
+        columns = len(right) - (2 if call.attributes.get("transB") else 1)
+        reads[1] = span.along(_lies(call, "transBatchB", right, columns))
     else:
-        reads[0], reads[1] = call.broadcast(0, span), call.broadcast(1, span)
+        for position, (shape, inside) in enumerate(((left, "transBatchA"), (right, "transBatchB"))):
+            axis = span.axis - (rank - len(shape))
+            axis = _lies(call, inside, shape, axis) if axis >= 0 else axis
+            if axis >= 0 and shape[axis] == call.out[span.axis]:
+                reads[position] = span.along(axis)
     return Piece(tuple(reads), span)
+
+
+def _lies(call: Call, inside: str, shape: tuple[int, ...], axis: int) -> int:
+    """Where an axis of a factor lies: with the batch inside, rows come first, then the batch."""
+    if not call.attributes.get(inside) or axis == len(shape) - 1:
+        return axis
+    return 0 if axis == len(shape) - 2 else axis + 1
 
 
 def general_product(call: Call, span: Span) -> Piece:

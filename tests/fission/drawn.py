@@ -87,6 +87,57 @@ def _image_op(g: Drawn, x: str, values: list[str]) -> str:
     return g.op("Conv", [x, weight], (n, 4, h, w), dilations=[d, d], pads=[d] * 4)
 
 
+def moving_net(seed: int, steps: int = 9) -> onnx.ModelProto:
+    """Such an image, and rows of it taken out, added, joined and shifted."""
+    g = Drawn(seed)
+    g.shapes["x"] = (1, 3, g.draw.randint(9, 24), g.draw.randint(4, 7))
+    values = ["x"]
+    for _ in range(steps):
+        x = g.draw.choice(values[-3:])
+        step = g.draw.choice([_image_op, _image_op, _taken, _filled, _joined, _shifted])
+        values.append(step(g, x, values))
+    return g.model("x", values[-1:])
+
+
+def _rows(g: Drawn, x: str, first: int, end: int, step: int = 1) -> str:
+    n, c, _, w = g.shapes[x]
+    bounds = [g.constant([value], "i8") for value in (first, end, 2, step)]
+    return g.op("Slice", [x, *bounds], (n, c, -(-(end - first) // step), w))
+
+
+def _taken(g: Drawn, x: str, values: list[str]) -> str:
+    h = g.shapes[x][2]
+    if h < 7:
+        return _image_op(g, x, values)
+    return _rows(g, x, g.draw.randint(0, 3), h - g.draw.randint(0, 2), g.draw.choice([1, 1, 2]))
+
+
+def _filled(g: Drawn, x: str, values: list[str]) -> str:
+    n, c, h, w = g.shapes[x]
+    if not 4 < h < 30:
+        return _image_op(g, x, values)
+    above, below = g.draw.randint(0, 3), g.draw.randint(0, 3)
+    pads, mode = [0, 0, above, 0, 0, 0, below, 0], g.draw.choice(["constant", "edge", "reflect"])
+    return g.op("Pad", [x, g.constant(pads, "i8")], (n, c, h + above + below, w), mode=mode)
+
+
+def _joined(g: Drawn, x: str, values: list[str]) -> str:
+    n, c, h, w = g.shapes[x]
+    like = [v for v in values if (g.shapes[v][1], g.shapes[v][3]) == (c, w) and g.shapes[v][2] < 20]
+    if h >= 20:
+        return _image_op(g, x, values)
+    y = g.draw.choice(like)
+    return g.op("Concat", [x, y], (n, c, h + g.shapes[y][2], w), axis=2)
+
+
+def _shifted(g: Drawn, x: str, values: list[str]) -> str:
+    h = g.shapes[x][2]
+    if h < 4:
+        return _image_op(g, x, values)
+    by = g.draw.randint(1, h - 1)
+    return g.op("Concat", [_rows(g, x, by, h), _rows(g, x, 0, by)], g.shapes[x], axis=2)
+
+
 def token_net(seed: int, steps: int = 3) -> onnx.ModelProto:
     """Attention and products over tokens, with residuals."""
     g = Drawn(seed)

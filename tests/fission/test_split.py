@@ -23,10 +23,10 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.spans import CannotSplitError, Facts
 from onnxremat.ort.infer import build_graph
 from onnxremat.schedule.simulate import simulate
-from tests.fission.drawn import image_net, token_net
+from tests.fission.drawn import image_net, moving_net, token_net
 from tests.toolbox import graph_of, run
 
-NETS = (image_net, token_net)
+NETS = (image_net, moving_net, token_net)
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 

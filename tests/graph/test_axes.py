@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import TensorProto as T
@@ -60,6 +62,20 @@ def test_parts_make_the_whole(case: Case) -> None:
     found = _regions(graph, "op")
     assert set(found) == case.axes
     _same(graph, list(found.values()), 1)
+
+
+MOVES = [case for case in CASES if case.kind in ("Concat", "Pad", "Slice")]
+
+
+@pytest.mark.parametrize("case", MOVES, ids=lambda case: case.kind)
+def test_as_many_parts_as_there_are_rows(case: Case) -> None:
+    """Some of padding alone, or of one input of several."""
+    graph = build_graph(case.model())
+    every = [
+        replace(region, parts=(1,) * graph.tensors["y0"].shape[axis])
+        for axis, region in _regions(graph, "op").items()
+    ]
+    _same(graph, [region for region in every if len(region.parts) > 1], 1)
 
 
 def _sums(graph: Graph, name: str) -> list[Region]:
