@@ -227,7 +227,7 @@ def test_a_normalised_image_within_a_budget_that_holds_it_once(tmp_path: Path) -
 def test_inputs_of_half_precision_alone() -> None:
     """Size has no kernel for them: onnxruntime would run it on a copy of all as float32."""
     half = parse(
-        "g (float16[16, 32, 4] a, float16[16, 32, 4] b) => (float[16, 32, 4] y) {"
+        "g (float16[1, 16, 32, 4] a, float16[1, 16, 32, 4] b) => (float[1, 16, 32, 4] y) {"
         " s = Add(a, b)  y = LayerNormalization<axis: int = -1>(s, w) }", 12
     )  # fmt: skip
     half.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
