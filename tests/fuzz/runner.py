@@ -155,14 +155,14 @@ def _compared(original: str, result: str) -> str:
     for path in (original, result):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
-        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
-        names = [value.name for value in session.get_outputs()]
         try:
+            session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+            names = [value.name for value in session.get_outputs()]
             outputs = session.run(None, feeds)
         except Exception:
             if path == result:
                 raise
-            return ""  # made-up inputs are none of the original's
+            return ""  # inputs that it does not take, or a wrong type that it states
         found.append(dict(zip(names, outputs, strict=True)))
     if list(found[0]) != list(found[1]):
         return f"outputs {list(found[1])} instead of {list(found[0])}"
