@@ -152,6 +152,13 @@ def markdown(rows: dict[str, dict[str, Any]]) -> str:
     return head + "\n".join(lines) + "\n"
 
 
+def write(rows: dict[str, dict[str, Any]]) -> None:
+    """The table so far: an interrupted run keeps its rows."""
+    OUT.mkdir(exist_ok=True)
+    (OUT / "regress.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (OUT / "regress.md").write_text(markdown(rows))
+
+
 def main() -> int:
     """Run everything; 1 when something is wrong or worse."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -180,9 +187,7 @@ def main() -> int:
                 rows[key] = row
                 wrong += complaints(name, budget, row, reference.get(key, {}))
                 print(markdown({key: row}).splitlines()[-1], flush=True)
-    OUT.mkdir(exist_ok=True)
-    (OUT / "regress.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (OUT / "regress.md").write_text(markdown(rows))
+                write(rows)
     print(f"table: {OUT.name}/regress.md, {len(rows)} rows")
     for text in wrong:
         print("WORSE", text)
