@@ -32,6 +32,11 @@ def loads(text: str | bytes, parse_float: Callable[[str], Any] = float) -> Any:
     raise ValueError(deep)
 
 
+def why_damaged(error: Exception) -> str:
+    """What is wrong with what a text says, of the error that taking it apart ended with."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
 def _inside(value: Any) -> Any:
     """The lists and objects right inside of one."""
     rows = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

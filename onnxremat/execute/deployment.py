@@ -436,7 +436,7 @@ def read_deployment(path: str | os.PathLike[str], *, mapped: bool = False) -> De
 
 
 def _damaged(path: str | os.PathLike[str], error: Exception) -> UsageError:
-    why = f"{'it has no ' if isinstance(error, KeyError) else ''}{error}"
+    why = plain_json.why_damaged(error)
     return UsageError(f"the device plan in {path} is damaged", why=why, hint="plan again")
 
 

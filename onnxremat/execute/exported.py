@@ -250,8 +250,7 @@ def _read_manifest(base: Path) -> dict[str, Any]:
 
 def _damaged(base: Path, error: Exception) -> UsageError:
     return UsageError(
-        f"{base / MANIFEST} is damaged",
-        why=f"{'it has no ' if isinstance(error, KeyError) else ''}{error}",
+        f"{base / MANIFEST} is damaged", why=plain_json.why_damaged(error),
         hint="export the partitions again, to an empty folder",
     )  # fmt: skip
 

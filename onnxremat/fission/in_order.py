@@ -9,7 +9,6 @@ small image is copied, and what is handed out is made at once, by one op.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -39,12 +38,9 @@ def in_order(graph: Graph) -> Graph:
         gone.add(behind)
     if not gone:
         return graph
-    frame = onnx.ModelProto()
-    frame.CopyFrom(graph.model)
-    frame.graph.initializer.extend(constants)
     made = {*graph.inputs, *(name for op in ops for name in (*op.reads, *op.writes))}
     kept = {name: tensor for name, tensor in tensors.items() if name in made}
-    return replace(graph, ops=tuple(ops), tensors=kept, model=frame)
+    return graph.with_ops(ops, kept).with_weights(constants)
 
 
 def as_regions(graph: Graph) -> tuple[Region, ...]:

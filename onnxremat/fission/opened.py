@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -133,12 +133,9 @@ def opened(graph: Graph, which: Collection[str]) -> Graph:
             ops.append(op)
     read = {name for op in ops for name in op.reads}.union(graph.outputs)
     ops = [op for op in ops if read.intersection(op.writes)]
-    frame = onnx.ModelProto()
-    frame.CopyFrom(graph.model)
-    frame.graph.initializer.extend(writer.constants)
     made = read.union(graph.inputs, *(op.writes for op in ops))
     tensors = {name: t for name, t in writer.tensors.items() if name in made}
-    return replace(graph, ops=tuple(ops), tensors=tensors, model=frame)
+    return graph.with_ops(ops, tensors).with_weights(writer.constants)
 
 
 def opened_for(graph: Graph, names: Collection[str]) -> Graph:
@@ -185,20 +182,18 @@ class _Writer:
     def written(self, norm: Norm) -> list[Op]:
         """The ops of one normalisation."""
         self.ops, self.name = [], norm.name + END
-        x, dtype = norm.source, self.tensors[norm.source].dtype
-        shape = self.tensors[x].shape
+        x, shape = norm.source, self.tensors[norm.source].shape
         assert shape is not None
         wide = (shape[0], shape[1], *(1 for _ in shape[2:]))
-        number = onnx.helper.tensor_dtype_to_np_dtype(dtype)
 
         def channels(values: np.ndarray, what: str) -> str:
-            return self._constant(values.reshape((1, *wide[1:])).astype(number), what)
+            return self._number(values.reshape((1, *wide[1:])), x, what)
 
         if len(shape) == 3:
             mean, square = self._of_line(x, shape, norm.groups)
         else:
             mean, square = self._of_rows(x, shape, norm.groups)
-        epsilon = self._constant(np.asarray(norm.epsilon, number), "epsilon")
+        epsilon = self._number(norm.epsilon, x, "epsilon")
         square = self._op("Add", [square, epsilon], wide)
         inverse = self._op("Reciprocal", [self._op("Sqrt", [square], wide)], wide)
         a = self._op("Mul", [inverse, channels(norm.scale, "scale")], wide)

@@ -7,7 +7,6 @@ output the rows of a shifted image are made part by part, as of windows in a shi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -34,11 +33,8 @@ def shifted(graph: Graph, which: Collection[str] | None = None) -> Graph:
     if len(ops) == len(graph.ops):
         return graph
     constants = {name: each for name, each in constants.items() if name not in graph.tensors}
-    frame = onnx.ModelProto()
-    frame.CopyFrom(graph.model)
-    frame.graph.initializer.extend(constants.values())
     tensors = {**graph.tensors, **{name: _listed(name) for name in constants}}
-    return replace(graph, ops=tuple(ops), tensors=tensors, model=frame)
+    return graph.with_ops(ops, tensors).with_weights(constants.values())
 
 
 def shifted_for(graph: Graph, names: Collection[str]) -> Graph:

@@ -164,6 +164,13 @@ class Graph:
         """The same signature with other ops (and, where given, other tensors)."""
         return replace(self, ops=tuple(ops), tensors=self.tensors if tensors is None else tensors)
 
+    def with_weights(self, weights: Iterable[onnx.TensorProto]) -> Graph:
+        """The same with more initializers in its model; what it knows of them is in its tensors."""
+        frame = onnx.ModelProto()
+        frame.CopyFrom(self.model)
+        frame.graph.initializer.extend(weights)
+        return replace(self, model=frame)
+
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """Bodies of a control-flow node."""

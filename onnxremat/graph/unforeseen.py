@@ -61,6 +61,26 @@ def is_left(tensor: Tensor) -> bool:
     return tensor.dtype not in (0, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
+def none_of(tensor: Tensor, nowhere: str, rows: str, none: str) -> list[tuple[Op, Tensor]]:
+    """None of a value's rows, as integers: what Size is to read of half precision, since
+    onnxruntime would run it on a copy of all as float32.
+
+    Args:
+        nowhere: a list of no indices.
+        rows, none: names of what is made; the last is to be read.
+    """
+    shape = (0, *(tensor.shape or ())[1:])
+    made = []
+    for kind, read, name, dtype, how in (
+        ("Gather", (tensor.name, nowhere), rows, tensor.dtype, {}),
+        ("Cast", (rows,), none, TensorProto.INT64, {"to": TensorProto.INT64}),
+    ):
+        node = onnx.helper.make_node(kind, read, [name], name=name, **how)
+        op = Op(name, kind, "", read, (name,), (), node)
+        made.append((op, Tensor(name, dtype, shape, 0, Role.ACTIVATION)))
+    return made
+
+
 class _Found:
     """Shapes found as a graph runs.
 
@@ -94,19 +114,16 @@ class _Found:
             kept.append(replace(each, inputs=tuple(read)))
         if not self.names:
             return graph
-        frame = onnx.ModelProto()
-        frame.CopyFrom(graph.model)
-        frame.graph.initializer.extend(self.constants)
-        return replace(graph, ops=(*self.ops, *kept), tensors=self.tensors, model=frame)
+        return graph.with_ops((*self.ops, *kept), self.tensors).with_weights(self.constants)
 
     def _zero(self, name: str) -> None:
         none = self._constant("none", np.zeros((), np.int64))
         tensor = self.tensors[name]
         if not is_left(tensor) and tensor.shape:  # Size would read all of it, as float32
             nowhere = self._constant("nowhere", np.zeros(0, np.int64))
-            shape = (0, *tensor.shape[1:])
-            rows = self._op("Gather", [name, nowhere], f"{self.zero}_rows", tensor.dtype, shape)
-            name = self._op("Cast", [rows], f"{self.zero}_cast", TensorProto.INT64, shape)
+            made = none_of(tensor, nowhere, f"{self.zero}_rows", name := f"{self.zero}_cast")
+            self.ops += [op for op, _ in made]
+            self.tensors |= {each.name: each for _, each in made}
         self._op("Size", [name], f"{self.zero}_size", TensorProto.INT64, ())
         self._op("Min", [f"{self.zero}_size", none], self.zero, TensorProto.INT64, ())
 
@@ -147,8 +164,7 @@ class _Found:
     ) -> str:
         size = self.tensors[inputs[0]].bytes if kind == "Reshape" else 8 * int(np.prod(shape))
         self.tensors[output] = Tensor(output, dtype, shape, size, Role.ACTIVATION)
-        to = {"to": dtype} if kind == "Cast" else {}
-        node = onnx.helper.make_node(kind, inputs, [output], name=output, **to)
+        node = onnx.helper.make_node(kind, inputs, [output], name=output)
         self.ops.append(Op(output, kind, "", tuple(inputs), (output,), (), node))
         return output
 

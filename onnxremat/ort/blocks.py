@@ -10,7 +10,6 @@ a few numbers and look one of them up, which end in an error where it lies elsew
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from typing import Protocol
 
@@ -127,11 +126,9 @@ def add_guard(graph: Graph, block: int | None = None) -> Graph:
             node.attribute.append(helper.make_attribute("to", dtype))
         tensors[output] = _tensor(output, dtype, shape, Role.ACTIVATION)
         ops.append(Op(output, op_type, domain, tuple(inputs), (output,), (), node))
-    frame = onnx.ModelProto()
-    frame.CopyFrom(graph.model)
-    known = {each.name for each in frame.graph.initializer}
-    frame.graph.initializer.extend(each for each in weights if each.name not in known)
-    return replace(graph, ops=(*ops, *graph.ops), tensors=tensors, model=frame)
+    known = {each.name for each in graph.model.graph.initializer}
+    added = [each for each in weights if each.name not in known]
+    return graph.with_ops((*ops, *graph.ops), tensors).with_weights(added)
 
 
 # Operator, inputs, output, element type and shape of the guard's ops.

@@ -52,9 +52,10 @@ def _named_once(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes of it, if the model has none."""
     said = [entry.domain for entry in model.opset_import]
     holders = (model.graph, *model.functions)
-    by_name = [node for holder in holders for node in all_nodes(holder) if node.domain in LONG]
-    if "" in said and LONG.isdisjoint(said) and not by_name:
-        return model
+    if "" in said and LONG.isdisjoint(said):
+        nodes = (node for holder in holders for node in all_nodes(holder))
+        if all(node.domain not in LONG for node in nodes):
+            return model
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for holder in (made.graph, *made.functions):

@@ -89,7 +89,7 @@ class OverDevices:
     def verified(self, prepared: Prepared, run: Any) -> Verified:
         """Outputs against one session of the same graph, order, placement."""
         assert isinstance(run, DevicesRun)
-        worst = max(run.differences.values(), key=lambda one: (not one.ok, one.worst))
+        worst = max(run.differences.values(), key=lambda one: one.rank)
         return Verified(worst, run.checks)
 
     def contenders(self, prepared: Prepared) -> list[Contender]:

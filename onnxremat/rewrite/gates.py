@@ -44,10 +44,7 @@ def add_gates(graph: Graph) -> Graph:
         ops.append(op)
         ops += [builder.sizes[name] for name in op.writes if name in builder.sizes]
     ops[:0] = [builder.sizes[name] for name in graph.inputs if name in builder.sizes]
-    frame = onnx.ModelProto()
-    frame.CopyFrom(graph.model)
-    frame.graph.initializer.extend(builder.zeros.values())
-    return replace(graph, ops=tuple(ops), tensors=builder.tensors, model=frame)
+    return graph.with_ops(ops, builder.tensors).with_weights(builder.zeros.values())
 
 
 def _key(op: Op) -> tuple[object, ...]:
@@ -128,11 +125,8 @@ class _Gates:
                 passed.append(name)  # what is dead stays dead, and is not looked at again
         self.alive += reversed(passed)
         dead = (name for earlier in range(step - 1, -1, -1) for name in self._made(earlier))
-        free = [
-            name for name in (*passed[-1:], *self.graph.inputs) if (source, name) not in self.used
-        ]
-        free.sort(key=lambda name: not is_left(self.tensors[name]))
-        for name in chain(free, dead):
+        near = (*passed[-1:], *self.graph.inputs)
+        for name in chain((n for n in near if is_left(self.tensors[n])), near, dead):
             if (source, name) not in self.used:
                 return name
         raise UnsupportedError(

@@ -10,13 +10,12 @@ end of every stretch that the walk itself runs in planned order fixes the whole 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
-from onnxremat.graph.unforeseen import SHOWN, is_left
+from onnxremat.graph.unforeseen import SHOWN, is_left, none_of
 from onnxremat.rewrite.gates import PREFIX as GATE
 from onnxremat.rewrite.gates import SIZE
 
@@ -71,13 +70,13 @@ class _Pins:
             pin += "_"
         tensor = self.tensors[name]
         if not is_left(tensor) and tensor.shape:
-            shape = (0, *tensor.shape[1:])
             self.nowhere = self.nowhere or self._nowhere()
-            rows = self._op("Gather", [name, self.nowhere], f"{pin}_rows", tensor.dtype, shape)
-            none = self._op("Cast", [rows.outputs[0]], f"{pin}_none", TensorProto.INT64, shape)
-            self.after.setdefault(step, []).extend((rows, none))
-            name = none.outputs[0]
-        self.pins.append(self._op("Size", [name], pin, TensorProto.INT64, ()))
+            made = none_of(tensor, self.nowhere, f"{pin}_rows", name := f"{pin}_none")
+            self.after.setdefault(step, []).extend(op for op, _ in made)
+            self.tensors |= {each.name: each for _, each in made}
+        node = helper.make_node("Size", [name], [pin], name=pin)
+        self.pins.append(Op(pin, "Size", "", (name,), (pin,), (), node))
+        self.tensors[pin] = Tensor(pin, TensorProto.INT64, (), 8, Role.ACTIVATION)
 
     def made(self) -> Graph:
         """The graph with all of them."""
@@ -87,10 +86,7 @@ class _Pins:
         made = self.graph.with_ops([*ops, *self.pins], self.tensors)
         if not self.nowhere:
             return made
-        frame = ModelProto()
-        frame.CopyFrom(made.model)
-        frame.graph.initializer.append(numpy_helper.from_array(np.zeros(0, np.int64), self.nowhere))
-        return replace(made, model=frame)
+        return made.with_weights([numpy_helper.from_array(np.zeros(0, np.int64), self.nowhere)])
 
     def _nowhere(self) -> str:
         name = "onnxremat.nowhere"
@@ -98,15 +94,6 @@ class _Pins:
             name += "_"
         self.tensors[name] = Tensor(name, TensorProto.INT64, (0,), 0, Role.WEIGHT)
         return name
-
-    def _op(
-        self, kind: str, inputs: list[str], name: str, dtype: int, shape: tuple[int, ...]
-    ) -> Op:
-        to = {"to": dtype} if kind == "Cast" else {}
-        node = helper.make_node(kind, inputs, [name], name=name, **to)
-        size = 0 if 0 in shape else 8
-        self.tensors[name] = Tensor(name, dtype, shape, size, Role.ACTIVATION)
-        return Op(name, kind, "", tuple(inputs), (name,), (), node)
 
 
 def open_ends(graph: Graph) -> list[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, TypeVar
 
+from onnxremat import plain_json
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.limits import OP_RUNS, PLAN_RUNS, check
@@ -204,10 +205,8 @@ class Plan:
             made = cls(steps, _checked(Provenance(**facts)))
             _check_settings(made.provenance.settings)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            missing = "it has no " if isinstance(error, KeyError) else ""
-            raise UsageError(
-                "the plan file is damaged", why=f"{missing}{error}"[:200], hint="plan again"
-            ) from error
+            why = plain_json.why_damaged(error)[:200]
+            raise UsageError("the plan file is damaged", why=why, hint="plan again") from error
         runs = Counter(made.sequence)
         check(
             runs.total(), PLAN_RUNS, "runs of ops in the plan", hint="plan again", kind=UsageError

@@ -33,6 +33,11 @@ class Difference:
     ok: bool
     each: tuple[Difference, ...] = field(default=(), repr=False)
 
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Of several the largest is the one to name: what is not ok, then what is farthest off."""
+        return not self.ok, self.worst
+
 
 def compare(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Difference:
     """Compare outputs by name; a missing output, another type or another shape is a difference."""
@@ -44,7 +49,7 @@ def _worst(name: str, each: Sequence[Difference]) -> Difference:
     """Of outputs, or of the members of a sequence: of those that are not ok, if there are any."""
     ok, bit_equal = all(one.ok for one in each), all(one.bit_equal for one in each)
     nothing = Difference(True, 0.0, name, 0.0, True)
-    worst = max((nothing, *each), key=lambda one: (not one.ok, one.worst))
+    worst = max((nothing, *each), key=lambda one: one.rank)
     return replace(worst, bit_equal=bit_equal, ok=ok)
 
 

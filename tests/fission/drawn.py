@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -48,14 +49,24 @@ class Drawn:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
+Step = Callable[[Drawn, str, list[str]], str]  # makes one more value of one of these
+
+
 def image_net(seed: int, steps: int = 9) -> onnx.ModelProto:
     """Convolutions, pooling, resizing, sums and joins of a small image."""
+    return _of_image(seed, steps, [_image_op])
+
+
+def _of_image(seed: int, steps: int, kinds: list[Step]) -> onnx.ModelProto:
+    """A small image, and values that are each made of one of the last three."""
     g = Drawn(seed)
     g.shapes["x"] = (1, 3, g.draw.randint(9, 24), g.draw.randint(4, 7))
     values = ["x"]
     for _ in range(steps):
         x = g.draw.choice(values[-3:])
-        values.append(_image_op(g, x, values))
+        # Nothing is drawn of one kind, so that the nets of a seed stay what they were.
+        step = g.draw.choice(kinds) if len(kinds) > 1 else kinds[0]
+        values.append(step(g, x, values))
     return g.model("x", values[-1:])
 
 
@@ -89,14 +100,8 @@ def _image_op(g: Drawn, x: str, values: list[str]) -> str:
 
 def moving_net(seed: int, steps: int = 9) -> onnx.ModelProto:
     """Such an image, and rows of it taken out, added, joined and shifted."""
-    g = Drawn(seed)
-    g.shapes["x"] = (1, 3, g.draw.randint(9, 24), g.draw.randint(4, 7))
-    values = ["x"]
-    for _ in range(steps):
-        x = g.draw.choice(values[-3:])
-        step = g.draw.choice([_image_op, _image_op, _taken, _filled, _joined, _shifted])
-        values.append(step(g, x, values))
-    return g.model("x", values[-1:])
+    kinds = [_image_op, _image_op, _taken, _filled, _joined, _shifted]
+    return _of_image(seed, steps, kinds)
 
 
 def _rows(g: Drawn, x: str, first: int, end: int, step: int = 1) -> str:
