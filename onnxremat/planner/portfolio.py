@@ -350,8 +350,9 @@ class Portfolio:
         try:
             while more:
                 more = self._round()
-            while thread.is_alive() and not (incumbent.over() or incumbent.elsewhere):
-                thread.join(0.1)
+            for _ in Walks(self, self.search, lambda: incumbent.elsewhere).each():
+                if self.best() is None and thread.is_alive():
+                    thread.join(0.1)  # there may be nothing to start from yet
         finally:
             finished.set()
             thread.join()
