@@ -52,7 +52,7 @@ class Tuning:
         swapped, slight: cuts of the least price that others are tried for, and the gain that an
             exchange must bring, in thousandths of the store-all time.
         dearer: times the seconds that one cut more makes a round take (resnet50/15%, measured
-            1.5 to 2.5).
+            1.5 to 2.5), and ``aimed`` the share of the seconds for a round that the next aims at.
         earns: share of the gap by which a round must have raised the bound each time that it took
             as long again as all before it; walks find more (resnet50/15%: 8.53 % with nine cuts
             after 60 s, 8.6 with eleven after 300).
@@ -86,7 +86,8 @@ class Tuning:
     out: float = 0.15
     swapped: int = 3
     slight: float = 1e-2
-    dearer: float = 2.2
+    dearer: float = 2.0
+    aimed: float = 0.6
     earns: float = 0.05
     patience: float = 0.2
     near: float = 0.1
@@ -257,8 +258,7 @@ class LazyCuts:
     def _set_pace(self, made: CutModel, result: Result) -> None:
         """Place cuts by the continuous relaxation where rounds are slow and the gap is wide."""
         tuning, incumbent = self.tuning, self.incumbent
-        most = max(incumbent.elapsed, tuning.patience * incumbent.limit)
-        rounds = min(self._share(), most) / max(result.seconds, tuning.slow)
+        rounds = tuning.aimed * self._share() / max(result.seconds, tuning.slow)
         affordable = log(max(tuning.dearer, rounds), tuning.dearer)
         self.most = len(made.spans.cuts) + int(affordable)
         if self.parallel or incumbent.open_gap <= tuning.far * incumbent.total:
