@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.portfolio import Portfolio
 from onnxremat.planner.schedule import Schedule
-from onnxremat.planner.walks import Walks
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ def _loosened(climb: Portfolio, patience: float) -> Schedule | None:
             last[:] = part.elapsed, part.value
         return part.elapsed > last[0] + patience
 
-    for _ in Walks(other, other.search, settled).each():
-        pass
+    other.walk(settled)
     found = part.best
     return found.schedule if found is not None and found.time < incumbent.target else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from math import inf
 from threading import Event, Thread
+from time import sleep
 
 import numpy as np
 
@@ -343,29 +345,40 @@ class Portfolio:
         return (self.best() or self.start or self.lazy.last) is not None
 
     def _run_beside(self, more: bool) -> None:
-        """Lazy cuts here, annealing in a second thread (both leave the interpreter lock)."""
-        incumbent, finished = self.incumbent, Event()
-        thread = Thread(target=self._walk, args=(finished,), name="annealing", daemon=True)
-        thread.start()
-        try:
+        """Lazy cuts here, annealing in a second thread; once cuts have ended, in both."""
+        with self._beside(bool):
             while more:
                 more = self._round()
-            for _ in Walks(self, self.search, lambda: incumbent.elsewhere).each():
-                if self.best() is None and thread.is_alive():
-                    thread.join(0.1)  # there may be nothing to start from yet
-        finally:
-            finished.set()
-            thread.join()
+            self._walk(self.search, lambda: self.incumbent.elsewhere)
 
-    def _walk(self, finished: Event) -> None:
-        """Anneal again and again, until that is told to end."""
+    def walk(self, done: Callable[[], bool]) -> None:
+        """Anneal again and again, in as many threads as there are, until that is done."""
+        with self._beside(done) if self.options.beside else nullcontext():
+            self._walk(self.search, done)
+
+    @contextmanager
+    def _beside(self, done: Callable[[], bool]) -> Iterator[None]:
+        """Annealing in a second thread (it leaves the interpreter lock) while the block runs."""
+        finished = Event()
         search = Search(
             self.lists, self.incumbent.budgets, free_order=self.search.free_order,
             seed=self.options.seed + 1, clock=self.incumbent.clock,
         )  # fmt: skip
-        for _ in Walks(self, search, finished.is_set).each():
+        thread = Thread(
+            target=self._walk, args=(search, lambda: finished.is_set() or done()),
+            name="annealing", daemon=True,
+        )  # fmt: skip
+        thread.start()
+        try:
+            yield
+        finally:
+            finished.set()
+            thread.join()
+
+    def _walk(self, search: Search, done: Callable[[], bool]) -> None:
+        for _ in Walks(self, search, done).each():
             if self.best() is None:
-                finished.wait(0.01)  # there may be nothing to start from yet
+                sleep(0.01)  # there may be nothing to start from yet
 
 
 def renamed(schedule: Schedule, names: list[int]) -> Schedule:
