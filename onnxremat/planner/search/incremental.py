@@ -51,7 +51,8 @@ class Tuning(NamedTuple):
     large: int = 4000  # ops up to which there are ``sparse`` slots a step, beyond ``dense``: the
     sparse: int = 16  # bytes of all slots ought to fit the processor's cache
     dense: int = 6
-    first: float = 0.10  # moves a first run, where the order is free
+    first: float = 0.15  # moves a first run, where the order is free
+    beside: float = 0.50  # of these to a run that makes or reads what it reads, however far
     insert: float = 0.30  # inserts, at a slot over budget where there is one
     over: float = 0.70  # of these
     delete: float = 0.40  # deletes a second run
@@ -150,11 +151,30 @@ def _near(t: Line, slot: int, far: int) -> int:
 
 
 @part
+def _beside(p: Single, t: Line, op: int) -> int:
+    """An empty slot behind a run that makes or reads what an op reads, drawn at random: that is
+    there then; or -1."""
+    first, many = p.read_start[op], p.read_start[op + 1] - p.read_start[op]
+    if many == 0:
+        return -1
+    value = p.read_index[first + below(t.random, many)]
+    start = p.reader_start[value]
+    pick = below(t.random, p.reader_start[value + 1] - start + 1)
+    other = p.producer[value]
+    if pick > 0:
+        other = p.reader_index[start + pick - 1]
+    return _near(t, t.runs[other * RUNS + below(t.random, t.many[other])] + 1, 0)
+
+
+@part
 def _move_first(p: Single, t: Line, apart: int) -> bool:
-    """Move a random first run a little."""
+    """Move a random first run a little, or to where others need the same."""
     op = below(t.random, len(p.cost))
     slot = t.runs[op * RUNS]
-    to = _near(t, slot, TUNING.near * apart)
+    if uniform(t.random) < TUNING.beside:
+        to = _beside(p, t, op)
+    else:
+        to = _near(t, slot, TUNING.near * apart)
     if to < 0 or not put(p, t, op, to):
         return False
     return cut(p, t, op, slot)
