@@ -409,6 +409,11 @@ class _Run:
         if not (trainer.alone and trainer.whole):  # the other processes do not know
             hint = "--resume goes on from the last checkpoint" if self.checkpoint else ""
             return StoppedError(place, hint=hint)
+        if self.checkpoint or export:
+            try:
+                trainer.require_sound()
+            except UsageError as lost:
+                return StoppedError(place, why=f"nothing was kept: {lost.what}", hint=lost.hint)
         if self.checkpoint:
             trainer.save(self.checkpoint)
             return StoppedError(place, why=f"{self.checkpoint} holds it", hint="--resume goes on")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -21,6 +21,7 @@ from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
+from onnxremat.limits import at_least
 from onnxremat.memory.mapped import can_own
 from onnxremat.ort.session import Options
 from onnxremat.rewrite.emit import metadata
@@ -193,6 +194,41 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.d
         shape = tuple(dim.dim_value for dim in kind.shape.dim)
         found[value.name] = shape, np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
     return found
+
+
+def check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
+    if about.share:
+        raise UsageError("this is the update of a training step", hint="give the step itself")
+    if not about.optimizer:
+        raise UsageError(
+            "the graph returns gradients, it does not train",
+            hint="differentiate with an optimizer",
+        )
+    at_least(1 if accumulate is None else accumulate, 1, "accumulate")
+    if accumulate and accumulate > 1 and not gathers:
+        raise UsageError(
+            "the step updates with every batch, it cannot accumulate",
+            hint=f"make it with: onnxremat differentiate --accumulate {accumulate}",
+        )
+
+
+def check_ends(model: onnx.ModelProto, kept: Sequence[Variable], results: Sequence[str]) -> None:
+    """What is kept from step to step goes in and comes out again, and results come out."""
+    wanted = {
+        "input": ({value.name for value in model.graph.input}, [v.input for v in kept]),
+        "output": (
+            {value.name for value in model.graph.output},
+            [*results, *(v.output for v in kept if v.output)],
+        ),
+    }
+    for side, (there, names) in wanted.items():
+        for name in names:
+            if name not in there:
+                raise ModelError(
+                    f"the training graph has no {side} '{name}'",
+                    why="its metadata says that it has",
+                    hint="make it again: onnxremat differentiate, or optimize --train",
+                )
 
 
 @dataclass(frozen=True)

@@ -324,6 +324,32 @@ def test_interrupt_keeps_what_there_is(work: Path, keep: str) -> None:
         assert "nothing was kept" in err
 
 
+def test_an_interrupt_after_numbers_are_lost_keeps_the_sound_checkpoint(
+    cli: Command, work: Path
+) -> None:
+    assert cli(*training("--checkpoint", "c.safetensors")).code == 0
+    before = Path("c.safetensors").read_bytes()
+    Path("lost.py").write_text(
+        "import itertools, os, signal, numpy as np\n"
+        "def batches(epoch):\n"
+        "    for k in itertools.count():\n"
+        "        if k == 3: os.kill(os.getpid(), signal.SIGINT)\n"
+        "        yield {'x': np.full((8, 4), np.inf, 'f'), 'labels': np.zeros(8, 'q')}\n"
+        "class Endless:\n"
+        "    def __init__(self, epoch): self.made = batches(epoch)\n"
+        "    def __iter__(self): return self.made\n"
+        "    def __len__(self): return 1000\n"
+    )
+    given = training("--epochs", 10**6, "--checkpoint", "c.safetensors",
+                     "--data", "lost.py:Endless", "--export", "out.onnx")  # fmt: skip
+    process = start(*given, "--resume")
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 130, err
+    assert "nothing was kept: 'w1' holds no numbers" in err
+    assert Path("c.safetensors").read_bytes() == before
+    assert not Path("out.onnx").exists()
+
+
 def test_a_full_disk_keeps_the_old_checkpoint(work: Path, cli: Command) -> None:
     assert cli(*training("--checkpoint", "c.safetensors")).code == 0
     before, files = Path("c.safetensors").read_bytes(), listing()

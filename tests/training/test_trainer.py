@@ -29,6 +29,7 @@ from onnxremat.training import trainer as loop
 from onnxremat.training.data import Arrays, Loader, open_data
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.trainer import Trainer
+from tests.toolbox import parse
 from tests.training.nets import BATCH, ROWS, arrays, net, trainer
 
 
@@ -249,6 +250,42 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path, cut: int) -> None:
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(ModelError, match="cannot read the tensors"):
         read_tensors(file)
+
+
+@pytest.mark.parametrize("where", ["w1", "mean", "w1.grad_sum"])
+def test_a_checkpoint_of_no_numbers_is_not_written(tmp_path: Path, where: str) -> None:
+    """Nor over a sound one, whoever asks."""
+    run, file = trainer(accumulate=3), tmp_path / "c.safetensors"
+    batch = next(iter(Arrays(arrays(), BATCH).epoch(0)))
+    run.step(batch)
+    run.save(file)
+    before = file.read_bytes()
+    run.state[where][...] = np.nan
+    with pytest.raises(UsageError, match=f"'{where}' holds no numbers"):
+        run.save(file)
+    assert file.read_bytes() == before
+
+
+def test_what_another_process_holds_is_named() -> None:
+    run = trainer()
+    del run.state["w2"]
+    with pytest.raises(UsageError, match="this process does not hold 'w2'"):
+        run.export(net())
+
+
+@pytest.mark.parametrize("shape", ["", "[3]"])
+def test_inputs_that_arrays_give_no_rows_of(shape: str) -> None:
+    text = (
+        f"g (float{shape} t, float[4,2] x) => (float[4,2] y) <float[2,2] w = {{1, 2, 3, 4}}> "
+        + ("{ s = ReduceSum<keepdims=0>(t) a = MatMul(x, w) y = Mul(a, s) }")
+    )
+    run = Trainer(differentiate(parse(text)), parse(text))
+    labels = np.zeros(8, np.int64)
+    data = {"x": np.zeros((8, 2), np.float32), "t": np.ones(8, np.float32), "labels": labels}
+    word = "takes 3 rows of 't' and 4 of 'x'" if shape else "'t' of the step is a single number"
+    with pytest.raises(UsageError, match=word):
+        run.fit(Arrays(data, 4), 1)
+    assert run.batch_size == (3 if shape else 4)
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
