@@ -216,7 +216,7 @@ def test_a_budget_in_bytes_counts_the_nodes_of_recomputations(chain: Subject) ->
 
 
 def test_budgets_without_recomputing_count_what_makes_an_order_onnxruntimes_own() -> None:
-    """Pins, gates, and nodes that find shapes as they run: such a budget is kept by what is made."""
+    """Pins, gates, nodes that find shapes as they run: what is made keeps such a budget."""
     step = differentiate(models.build("lenet", batch=2), optimizer="sgd")
     made = Explanation.of(Subject(prepare(step, Settings(measure=False))).prepared, "in.onnx")
     subject = made.subject
