@@ -399,6 +399,8 @@ class _Run:
             except StoppedError as stopped:  # between two steps: the state is whole
                 raise _Asked from stopped
             row |= {"validation_loss": score.loss, "accuracy": score.accuracy}
+            if score.rows < self.held_out.rows and not self.rows:
+                self.voice.note(_not_scored(self.held_out.rows - score.rows, self.held_out.rows))
             text += f"  validation {score}"
         self.rows.append(row)
         self.voice.note(text)
@@ -421,6 +423,13 @@ class _Run:
             trainer.export(weights, export)
             return StoppedError(place, why=f"{export} holds the weights so far")
         return StoppedError(place, why="nothing was kept", hint="--checkpoint FILE keeps it")
+
+
+def _not_scored(left: int, rows: int) -> str:
+    return (
+        f"{left} of {rows} rows are left out of validation: they do not fill a batch, and a row of "
+        "the model's result is not a row of the data"
+    )
 
 
 @contextmanager
