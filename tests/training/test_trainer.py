@@ -347,6 +347,45 @@ def test_weights_of_another_model_are_refused() -> None:
     np.testing.assert_array_equal(kept.state["w1"], Trainer(step).state["w1"] + 1)
 
 
+def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    (tensor,) = (t for t in model.graph.initializer if t.name == old)
+    tensor.name = new
+    for node in model.graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+    return model
+
+
+def test_weights_that_would_be_mixed_with_older_ones_are_refused() -> None:
+    """Of a module, say, whose exporter gave some of them names of its own."""
+    step = differentiate(renamed(net(), "w1", "val_3"), optimizer="sgd", initializers=True)
+    weights = {t.name: numpy_helper.to_array(t) for t in net().graph.initializer}
+    for given in (weights, net()):
+        with pytest.raises(UsageError, match="no first value for 'val_3' in the weights given"):
+            Trainer(step, given)
+    some = {"w2": 2 * weights["w2"]}  # in place of the step's own
+    np.testing.assert_array_equal(Trainer(step, some).state["w2"], 2 * weights["w2"])
+    np.testing.assert_array_equal(Trainer(step, some).state["val_3"], weights["w1"])
+
+
+@pytest.mark.parametrize("kind", ["model", "file", "arrays"])
+def test_weights_with_others_of_what_is_frozen_are_refused(tmp_path: Path, kind: str) -> None:
+    """A step would train, and an export join, what does not belong together."""
+    step = differentiate(net(), optimizer="sgd", freeze=["w1", "b1"])
+    for factor in (1.0, 1.01):
+        model = net()
+        for tensor in model.graph.initializer:
+            value = numpy_helper.to_array(tensor) * np.float32(factor)
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+        onnx.save(model, tmp_path / "net.onnx")
+        arrays = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        weights = {"model": model, "file": tmp_path / "net.onnx", "arrays": arrays}[kind]
+        if factor == 1.0:
+            Trainer(step, weights)
+        else:
+            with pytest.raises(UsageError, match="'w1' is frozen in the training graph, and has"):
+                Trainer(step, weights)
+
+
 def test_missing_and_misshapen_inputs_are_named() -> None:
     run = trainer()
     with pytest.raises(UsageError, match="no value for input 'labels'"):
