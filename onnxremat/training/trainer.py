@@ -394,7 +394,8 @@ class Trainer:
         """Go on from a checkpoint.
 
         Raises:
-            ModelError: unreadable, or of another model.
+            ModelError: unreadable, of another model, or with gradients that wait for an update and
+                are of batches of another size.
         """
         drop_leftovers(Path(path))
         tensors, facts = read_tensors(Path(path))
@@ -414,6 +415,13 @@ class Trainer:
             progress = Progress.from_facts(facts, self.rows)
         except (KeyError, ValueError) as error:
             raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+        if progress.counted and progress.gathered:
+            raise ModelError(
+                f"{path} holds gradients of {progress.gathered} batches that wait for an update",
+                why=f"steps took {progress.counted} rows, not {self.rows}: their mean would not be "
+                "that of all rows",
+                hint="go on with the step that it was made with, to the end of an epoch",
+            )
         for name, array in self.state.items():
             np.copyto(array, tensors[name])
         self.push_state()

@@ -266,6 +266,27 @@ def test_a_checkpoint_of_no_numbers_is_not_written(tmp_path: Path, where: str) -
     assert file.read_bytes() == before
 
 
+def test_gathered_gradients_go_on_in_batches_of_their_size(tmp_path: Path) -> None:
+    """A mean of means is that of all rows where batches are alike."""
+    run, file = trainer(accumulate=3), tmp_path / "c.safetensors"
+    batches = Arrays(arrays(), BATCH).epoch(0)
+    run.step(next(batches))
+    run.save(file)
+    larger = net()
+    for value in (*larger.graph.input, *larger.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 2 * BATCH
+    other = Trainer(differentiate(larger, optimizer="adamw", accumulate=3), larger, threads=1)
+    before = other.values()
+    with pytest.raises(ModelError, match=f"steps took {BATCH} rows, not {2 * BATCH}"):
+        other.resume(file)
+    for name, value in other.state.items():
+        np.testing.assert_array_equal(value, before[name])
+    run.update()
+    run.save(file)
+    other.resume(file)
+    np.testing.assert_array_equal(other.state["w1"], run.state["w1"])
+
+
 def test_what_another_process_holds_is_named() -> None:
     run = trainer()
     del run.state["w2"]
