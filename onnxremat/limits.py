@@ -62,6 +62,36 @@ def at_least(number: float, least: float, what: str) -> None:
         raise UsageError(f"{what} is {number}", hint=f"{least:g} or more")
 
 
+def above(number: float, least: float, what: str) -> None:
+    """The same of a number that may not be ``least`` itself.
+
+    Raises:
+        UsageError: it is not above ``least``, or no number.
+    """
+    if isinstance(number, str) or not number > least:
+        raise UsageError(f"{what} is {number}", hint=f"above {least:g}")
+
+
+def below(number: float, most: float, what: str) -> None:
+    """The same of a number from 0 up to, but not, ``most``.
+
+    Raises:
+        UsageError: it is negative, not below ``most``, or no number.
+    """
+    if isinstance(number, str) or not 0 <= number < most:
+        raise UsageError(f"{what} is {number}", hint=f"from 0 to below {most:g}")
+
+
+def between(number: float, least: float, most: float, what: str) -> None:
+    """The same of a number that has a largest value.
+
+    Raises:
+        UsageError: it is not between ``least`` and ``most``, both included, or no number.
+    """
+    if isinstance(number, str) or not least <= number <= most:
+        raise UsageError(f"{what} is {number}", hint=f"from {least:g} to {most:g}")
+
+
 def regular(path: Path) -> Path:
     """The same path, of a file that can be read to its end.
 

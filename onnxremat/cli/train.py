@@ -399,6 +399,8 @@ class _Run:
             except StoppedError as stopped:  # between two steps: the state is whole
                 raise _Asked from stopped
             row |= {"validation_loss": score.loss, "accuracy": score.accuracy}
+            if score.rows < self.held_out.rows and not self.rows:
+                self.voice.note(_not_scored(self.held_out.rows - score.rows, self.held_out.rows))
             text += f"  validation {score}"
         self.rows.append(row)
         self.voice.note(text)
@@ -409,6 +411,11 @@ class _Run:
         if not (trainer.alone and trainer.whole):  # the other processes do not know
             hint = "--resume goes on from the last checkpoint" if self.checkpoint else ""
             return StoppedError(place, hint=hint)
+        if self.checkpoint or export:
+            try:
+                trainer.require_sound()
+            except UsageError as lost:
+                return StoppedError(place, why=f"nothing was kept: {lost.what}", hint=lost.hint)
         if self.checkpoint:
             trainer.save(self.checkpoint)
             return StoppedError(place, why=f"{self.checkpoint} holds it", hint="--resume goes on")
@@ -416,6 +423,13 @@ class _Run:
             trainer.export(weights, export)
             return StoppedError(place, why=f"{export} holds the weights so far")
         return StoppedError(place, why="nothing was kept", hint="--checkpoint FILE keeps it")
+
+
+def _not_scored(left: int, rows: int) -> str:
+    return (
+        f"{left} of {rows} rows are left out of validation: they do not fill a batch, and a row of "
+        "the model's result is not a row of the data"
+    )
 
 
 @contextmanager

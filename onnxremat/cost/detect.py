@@ -12,8 +12,9 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxremat.cost.links import measure_link
-from onnxremat.device.machine import PROVIDERS, Device, Machine
+from onnxremat.device.machine import OWN_MEMORY, PROVIDERS, Device, Machine
 from onnxremat.ort.binding import wrap
+from onnxremat.ort.plugins import plugin_device
 from onnxremat.ort.providers import here, open_on
 from onnxremat.ort.session import TUNED
 from onnxremat.ort.values import Stage
@@ -80,19 +81,41 @@ def _seconds(device: Device, op_type: str, shape: tuple[int, ...]) -> float:
 
 def _gpu_memory(device: Device) -> int:
     """Bytes of an NVIDIA GPU, by its own tool; 0 where that is not there."""
+    told = _told_of_gpu(device, "memory.total") if device.provider == PROVIDERS["cuda"] else ()
+    try:
+        return int(told[0].split()[0]) << 20
+    except (ValueError, IndexError):
+        return 0
+
+
+def hardware(device: Device) -> tuple[str, ...]:
+    """What tells a device and its provider from others of the same name and number: costs that a
+    folder shared by machines keeps, or that were measured before a new card or driver came, are
+    not of this one. Nothing of what cannot be asked."""
+    if device.provider in OWN_MEMORY:
+        return _told_of_gpu(device, "name", "driver_version")
+    found = plugin_device(device)
+    if found is None:
+        return ()
+    version = str(found.ep_metadata.get("version", ""))
+    return version, *(str(fact) for fact in (found.device.vendor_id, found.device.device_id))
+
+
+def _told_of_gpu(device: Device, *asked: str) -> tuple[str, ...]:
+    """What NVIDIA's tool says of a GPU; nothing where that is not there."""
     import subprocess
 
     number = _of_all_gpus(device.index)
-    if device.provider != PROVIDERS["cuda"] or not number:
-        return 0
-    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if not number:
+        return ()
+    command = ["nvidia-smi", f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            [*asked, f"--id={number}"], capture_output=True, text=True, check=True
+            [*command, f"--id={number}"], capture_output=True, text=True, check=True
         )
-        return int(done.stdout.split()[0]) << 20
-    except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
-        return 0
+    except (OSError, subprocess.CalledProcessError):
+        return ()
+    return tuple(word.strip() for word in done.stdout.strip().split(","))
 
 
 def _of_all_gpus(index: int) -> str:

@@ -28,6 +28,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxremat.cost.analytic import Roofline, analytic_costs, scratch_bytes
+from onnxremat.cost.detect import hardware
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.measure import (
     AS_USUAL,
@@ -81,7 +82,8 @@ def foreign_costs(
         ModelError: the provider ends the process again and again.
     """
     path = cache_folder() / f"costs-{_key(device)}.json"
-    known = {} if how.fresh else read_cache(path)
+    kept = read_cache(path)
+    known = {} if how.fresh else kept
     keys = {op.name: signature(graph, op) for op in graph.ops}
     wanted = {key: name for name, key in reversed(keys.items()) if key not in known}
     singles = dict.fromkeys(wanted.values())  # one op per signature
@@ -91,7 +93,7 @@ def foreign_costs(
     for name, seconds in found["ops"].items():
         if seconds is not None:
             known[keys[name]] = [max(1e-7, seconds - found["call"]), 0.0, 0.0]
-    write_cache(path, known)
+    write_cache(path, {**kept, **known})
     takes = (
         set(found["taken"]) if found["taken"] is not None else {n for n in keys if keys[n] in known}
     )
@@ -253,7 +255,8 @@ def _left(until: float) -> float:
 
 def _key(device: Device) -> str:
     options = json.dumps({**dict(sorted(device.options.items())), "precision": device.precision})
-    return machine_key(device.threads, device.provider, device.index, options)
+    about = device.provider, device.index, options, *hardware(device)
+    return machine_key(device.threads, *about)
 
 
 # ---- in the child ----------------------------------------------------------------------------

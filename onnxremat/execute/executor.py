@@ -158,6 +158,7 @@ class Executor:
         ]
         self._held = Held({}, {}, {})
         self._runs, self._stopped = 0, False
+        self._one_run = threading.Lock()
         self.stages = self._open()
         self._apart = self._several()
         for name in state or {}:
@@ -266,7 +267,8 @@ class Executor:
     # ---- running ---------------------------------------------------------------------------
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """One run. An array that was given before is not bound again: write into it in place.
+        """One run; one that another thread asks for waits for its end. An array that was given
+        before is not bound again: write into it in place.
 
         Returns:
             every graph output but updated state, as arrays of their own.
@@ -276,6 +278,10 @@ class Executor:
             ModelError: a session fails; state may have been updated in part.
             StoppedError: it was abandoned, or Ctrl-C ended an earlier run in the middle.
         """
+        with self._one_run:
+            return self._run(feeds)
+
+    def _run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         self._check_going()
         for name in self._given.feed(feeds):
             self._show(name)
@@ -398,11 +404,13 @@ class Executor:
     def pull_state(self) -> None:
         """Bring state that is kept elsewhere (in a GPU's memory, or shared with a plugin provider)
         back into the caller's arrays; what the processor updates is in them already."""
-        self._given.pull_state()
+        with self._one_run:
+            self._given.pull_state()
 
     def push_state(self, names: Iterable[str]) -> None:
         """Bring the caller's arrays of some state to where it is kept."""
-        self._given.push_state(names)
+        with self._one_run:
+            self._given.push_state(names)
 
     def abandon(self) -> None:
         """Stop the run that is on, before its next action, and every later one; from any thread."""

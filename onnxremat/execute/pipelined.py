@@ -285,6 +285,7 @@ class Pipeline:
             thread.start()
         self._end = weakref.finalize(self, self._enter.end)
         self._turn: _Turn | None = None
+        self._beginning = threading.Lock()  # of a map, by whatever thread
 
     def map(self, samples: Iterable[Arrays]) -> Iterator[dict[str, np.ndarray]]:
         """Outputs of every sample, in their order, as arrays of their own.
@@ -305,12 +306,13 @@ class Pipeline:
         """
         if not self._end.alive:
             raise UsageError("the pipeline is closed", hint="load it again")
-        if self._turn is not None:
-            raise UsageError(
-                "another map of this pipeline is not at its end",
-                hint="take all of its outputs, or close() that iterator",
-            )
-        turn = self._turn = _Turn()
+        with self._beginning:
+            if self._turn is not None:
+                raise UsageError(
+                    "another map of this pipeline is not at its end",
+                    hint="take all of its outputs, or close() that iterator",
+                )
+            turn = self._turn = _Turn()
         try:
             yield from self._outputs(turn, iter(samples))
         finally:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -122,14 +122,21 @@ def _argument_names(module: Any, count: int) -> list[str]:
 def facts_of(module: Any) -> Parameters:
     """The names of a module's parameters and buffers; ``unused`` is not known yet."""
     own = dict(module.named_parameters())
-    name_of = {id(p): name for name, p in own.items()}
-    every = module.named_parameters(remove_duplicate=False)
+    buffers = dict(module.named_buffers())
     return Parameters(
         trained=tuple(name for name, p in own.items() if p.requires_grad),
         frozen=tuple(name for name, p in own.items() if not p.requires_grad),
-        buffers=tuple(name for name, _ in module.named_buffers()),
-        tied={name: name_of[id(p)] for name, p in every if name not in own},
+        buffers=tuple(buffers),
+        tied=_further(own, module.named_parameters(remove_duplicate=False))
+        | _further(buffers, module.named_buffers(remove_duplicate=False)),
     )
+
+
+def _further(own: Mapping[str, Any], every: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Further names of tensors to the first name of each: a module may have two places in
+    another, and a tensor in two modules."""
+    name_of = {id(tensor): name for name, tensor in own.items()}
+    return {name: name_of[id(tensor)] for name, tensor in every if name not in own}
 
 
 def values_of(module: Any) -> dict[str, np.ndarray]:

@@ -30,12 +30,12 @@ def to_torch(trainer: Trainer | Mapping[str, np.ndarray], module: Any) -> Any:
 
     Raises:
         MissingComponentError: PyTorch is not installed.
-        UsageError: the module lacks a trained tensor, or has it in another shape; nothing is
-            copied then.
+        UsageError: the module lacks a trained tensor, or has it in another shape, or other
+            processes hold it; nothing is copied then.
     """
     need_module(module)
     torch = need_torch()
-    found = _trained(trainer) if isinstance(trainer, Trainer) else dict(trainer)
+    found = trainer.learned() if isinstance(trainer, Trainer) else dict(trainer)
     tied = facts_of(module).tied
     held = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     new = {tied.get(name, name): value for name, value in found.items()}
@@ -52,9 +52,3 @@ def to_torch(trainer: Trainer | Mapping[str, np.ndarray], module: Any) -> Any:
         for name, value in new.items():
             held[name].copy_(torch.from_numpy(np.array(value)))
     return module
-
-
-def _trained(trainer: Trainer) -> dict[str, np.ndarray]:
-    """Parameters and statistics, without what the optimizer keeps."""
-    state = trainer.state
-    return {v.input: state[v.input] for v in trainer.training.variables if v.initial == "model"}

@@ -22,7 +22,7 @@ class Parameters:
         trained: parameters that require a gradient and have a part in the outputs.
         frozen: parameters that do not require one, or get none: the module stops it.
         buffers: of the module.
-        tied: further name of a parameter to the one it is stored under.
+        tied: further name of a parameter or buffer to the one it is stored under.
         unused: parameters that require a gradient and that the file does not hold, because no
             output depends on them.
     """

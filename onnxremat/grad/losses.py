@@ -14,6 +14,7 @@ from onnx import TensorProto as T
 from onnxremat.errors import UsageError
 from onnxremat.grad.marks import first_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
+from onnxremat.limits import above, at_least, between
 
 
 class Loss(ABC):
@@ -55,6 +56,11 @@ class CrossEntropy(Loss):
         label_smoothing: part of the target spread evenly over all classes.
         class_weights: one factor per class.
         axis: class axis; by default the last one up to rank 3, else 1.
+
+    Of labels none of which counts the mean is not a number, and the gradient 0, as in PyTorch.
+
+    Raises:
+        UsageError: smoothing that is no part, or a weight that is no number.
     """
 
     ignore_index: int | None = None
@@ -63,12 +69,29 @@ class CrossEntropy(Loss):
     axis: int | None = None
     activations = ("Softmax", "LogSoftmax")
 
+    def __post_init__(self) -> None:
+        between(self.label_smoothing, 0, 1, "label_smoothing")
+        if self.class_weights is not None:
+            self.class_weights = tuple(map(float, self.class_weights))
+            for weight in self.class_weights:
+                at_least(weight, 0, "a class weight")
+
     def target(self, shape: Shape, dtype: int) -> tuple[int, Shape]:
         if len(shape) < 2:
             raise UsageError(
                 f"cross-entropy needs a class axis, the prediction has shape {list(shape)}"
             )
+        if self.axis is not None and not -len(shape) <= self.axis < len(shape):
+            raise UsageError(
+                f"there is no class axis {self.axis}, the prediction has shape {list(shape)}"
+            )
         axis = self._axis(shape)
+        if self.class_weights is not None and len(self.class_weights) != shape[axis]:
+            raise UsageError(
+                f"{len(self.class_weights)} class weights for {shape[axis]} classes",
+                why=f"the classes are axis {axis} of a prediction of shape {list(shape)}",
+                hint="one weight per class, or another axis",
+            )
         return T.INT64, (*shape[:axis], *shape[axis + 1 :])
 
     def classes(self, shape: Shape) -> int:
@@ -111,8 +134,9 @@ class CrossEntropy(Loss):
             self._share: str | float = 1.0 / math.prod(column)
             hard = t.mul(t.sum(picked, every), -float(self._share))
         else:
-            self._share = t.op("Reciprocal", t.sum(self._weight, every))
-            hard = t.neg(t.mul(t.sum(t.mul(picked, self._weight), every), self._share))
+            total = t.sum(self._weight, every)
+            self._share = share_of(t, 1.0, total)
+            hard = t.neg(t.div(t.sum(t.mul(picked, self._weight), every), total))
         if not self.label_smoothing:
             return hard
         return t.add(t.mul(hard, 1.0 - self.label_smoothing), self._soft(t, axis))
@@ -170,10 +194,18 @@ class CrossEntropy(Loss):
         if self._weight is not None:
             hard = t.mul(hard, self._weight)
         row = self._class_row(t, axis)
-        total = float(sum(self.class_weights or ()))
+        assert self.class_weights is not None
+        total = sum(self.class_weights)
         soft = t.mul(t.sub(t.mul(probability, total), row), smooth / classes)
         soft = soft if self._valid is None else t.mul(soft, self._valid)
         return t.mul(t.add(hard, soft), self._share)
+
+
+def share_of(t: Tape, whole: str | float, total: str) -> str:
+    """Emit ``whole / total`` for a gradient of a mean over what has a total weight: 0 where nothing
+    counts, since no parameter changes such a mean. One batch of ignored labels would else leave no
+    parameter a number."""
+    return t.where(t.compare("Equal", total, 0.0), 0.0, t.div(whole, total))
 
 
 class _Elementwise(Loss):
@@ -238,9 +270,16 @@ class AbsoluteError(_Elementwise):
 
 @dataclass
 class Huber(_Elementwise):
-    """(x - z)**2 / 2 up to an error of ``delta``, linear beyond."""
+    """(x - z)**2 / 2 up to an error of ``delta``, linear beyond.
+
+    Raises:
+        UsageError: a ``delta`` that is not above 0.
+    """
 
     delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        above(self.delta, 0, "delta")
 
     def value(self, t: Tape, prediction: str, target: str) -> str:
         self._error = t.sub(prediction, target)
@@ -256,10 +295,17 @@ class Huber(_Elementwise):
 
 @dataclass
 class Dice(_Elementwise):
-    """1 - (2 sum(p z) + s) / (sum p + sum z + s) per image and channel, p = sigmoid(x)."""
+    """1 - (2 sum(p z) + s) / (sum p + sum z + s) per image and channel, p = sigmoid(x).
+
+    Raises:
+        UsageError: ``smooth`` is negative.
+    """
 
     smooth: float = 1.0
     activations = ("Sigmoid",)
+
+    def __post_init__(self) -> None:
+        at_least(self.smooth, 0, "smooth")
 
     def value(self, t: Tape, prediction: str, target: str) -> str:
         axes = range(min(2, t.rank(prediction)), t.rank(prediction))

@@ -11,6 +11,7 @@ from onnx import TensorProto as T
 from onnxremat.errors import UsageError
 from onnxremat.grad.ordering import gate
 from onnxremat.grad.tape import Tape
+from onnxremat.limits import at_least, below
 
 STEP = "optimizer.step"
 
@@ -72,11 +73,21 @@ class Optimizer(ABC):
 
 @dataclass
 class SGD(Optimizer):
-    """p' = p - rate (g + decay p), with momentum: b' = momentum b + g, p' = p - rate b'."""
+    """p' = p - rate (g + decay p), with momentum: b' = momentum b + g, p' = p - rate b'.
+
+    Raises:
+        UsageError: a negative number, or ``nesterov`` without momentum.
+    """
 
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(self.momentum, 0, "momentum")
+        at_least(self.weight_decay, 0, "weight_decay")
+        if self.nesterov and not self.momentum:
+            raise UsageError("nesterov without momentum is plain SGD", hint="momentum=0.9, say")
 
     def update(self, up: Update, parameter: str, gradient: str) -> str:
         t = up.tape
@@ -94,13 +105,26 @@ class SGD(Optimizer):
 @dataclass
 class Adam(Optimizer):
     """m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g g, both corrected for their start at 0;
-    p' = p - rate m / (sqrt(v) + eps). ``decoupled`` decay shrinks p itself (AdamW)."""
+    p' = p - rate m / (sqrt(v) + eps). ``decoupled`` decay shrinks p itself (AdamW).
+
+    Raises:
+        UsageError: a negative number, or a beta of 1 or more.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "beta1",
+            "beta2",
+        ):  # at 1 nothing is ever added, and the correction divides by 0
+            below(getattr(self, name), 1, name)
+        for name in ("epsilon", "weight_decay"):
+            at_least(getattr(self, name), 0, name)
 
     @property
     def counts_steps(self) -> bool:
@@ -144,10 +168,18 @@ class Adam(Optimizer):
 
 @dataclass
 class Adagrad(Optimizer):
-    """s' = s + g g, p' = p - rate g / (sqrt(s') + eps)."""
+    """s' = s + g g, p' = p - rate g / (sqrt(s') + eps).
+
+    Raises:
+        UsageError: a negative number.
+    """
 
     epsilon: float = 1e-10
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least(self.epsilon, 0, "epsilon")
+        at_least(self.weight_decay, 0, "weight_decay")
 
     def update(self, up: Update, parameter: str, gradient: str) -> str:
         t = up.tape

@@ -10,6 +10,7 @@ is kept is how often the first scale was doubled less how often it was halved.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -75,20 +76,27 @@ def dynamic_scale(
     return LossScale() if precision == "fp16" and optimized and not asked else None
 
 
+def square_sum(t: Tape, gradients: Iterable[str]) -> str:
+    """Emit the sum of the squares of all elements: in float64 where a gradient is of it, which may
+    hold what float32 cannot, else in float32."""
+    gradients = list(gradients)
+    widest = T.DOUBLE if any(t.dtype(each) == T.DOUBLE for each in gradients) else T.FLOAT
+    squares = []
+    for gradient in gradients:
+        wide = t.cast(gradient, widest)
+        rank = t.rank(wide)
+        squares.append(t.reduce("SumSquare", wide, range(rank)) if rank else t.mul(wide, wide))
+    return squares[0] if len(squares) == 1 else t.op("Sum", *squares)
+
+
 def all_finite(t: Tape, gradients: Iterable[str]) -> str:
     """Emit whether no gradient holds an infinity or a not-a-number, a boolean scalar.
 
     By the sum of all squares: one pass over each, and no comparison holds for what is no number.
     """
-    squares = []
-    for gradient in gradients:
-        wide = t.cast(gradient, T.FLOAT)
-        flat = (
-            t.reduce("SumSquare", wide, range(t.rank(wide))) if t.rank(wide) else t.mul(wide, wide)
-        )
-        squares.append(flat)
-    total = squares[0] if len(squares) == 1 else t.op("Sum", *squares)
-    return t.compare("LessOrEqual", total, LARGEST)
+    total = square_sum(t, gradients)
+    largest = sys.float_info.max if t.dtype(total) == T.DOUBLE else LARGEST
+    return t.compare("LessOrEqual", total, largest)
 
 
 def kept_unless(t: Tape, finite: str, made: Mapping[str, str]) -> dict[str, str]:

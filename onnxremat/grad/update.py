@@ -24,7 +24,7 @@ from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.description import KEY as DESCRIPTION
 from onnxremat.grad.description import Training, Variable
 from onnxremat.grad.optimizers import Optimizer, Update
-from onnxremat.grad.scaling import LossScale, all_finite, kept_unless
+from onnxremat.grad.scaling import LossScale, all_finite, kept_unless, square_sum
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -102,12 +102,7 @@ def _clipped(t: Tape, gradients: dict[str, str], clip: Clip) -> dict[str, str]:
         }
     if clip.norm is None:
         return gradients
-    squares = [
-        t.reduce("SumSquare", t.cast(g, T.FLOAT), range(t.rank(g))) if t.rank(g) else t.mul(g, g)
-        for g in gradients.values()
-    ]
-    total = squares[0] if len(squares) == 1 else t.op("Sum", *squares)
-    norm = t.op("Sqrt", total)
+    norm = t.op("Sqrt", square_sum(t, gradients.values()))
     ratio = t.div(t.like(clip.norm, norm), t.add(norm, 1e-6))
     factor = t.op("Min", ratio, 1.0)
     return {n: t.mul(g, t.cast(factor, t.dtype(g))) for n, g in gradients.items()}

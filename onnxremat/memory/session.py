@@ -143,6 +143,7 @@ class SlabSession(PlannedSession):
         self._bound: Hashable = None
         self._fixed = all(isinstance(d, int) for i in self.get_inputs() for d in i.shape or ())
         self._one_run = threading.Lock()
+        self._beside, self._counting = 0, threading.Lock()  # runs beside another
         weakref.finalize(self, slab.close)
 
     # ---- runs ----------------------------------------------------------------------------
@@ -182,6 +183,8 @@ class SlabSession(PlannedSession):
             borrowed: the trace may be another run's, and is not to blame for a difference.
         """
         if not self._one_run.acquire(blocking=False):
+            with self._counting:
+                self._beside += 1
             return run(), True
         try:
             trace = self._traces.get(key)
@@ -249,8 +252,8 @@ class SlabSession(PlannedSession):
         )
         if counts["differed"]:
             text += f", {counts['differed']} asked for other bytes than planned and took their own"
-        if counts["elsewhere"]:
-            text += f", {counts['elsewhere']} beside another run took their own"
+        if beside := counts["elsewhere"] + self._beside:
+            text += f", {beside} beside another run took their own"
         return text
 
 

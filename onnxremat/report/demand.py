@@ -7,7 +7,7 @@ the peak, what is proven of it, and the command that does it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -18,6 +18,7 @@ from onnxremat.pipeline.as_loaded import REUSE
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.fission_ways import described
 from onnxremat.pipeline.in_regions import wholes_of
+from onnxremat.pipeline.in_session import session_of
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.study_problem import GATE
 from onnxremat.planner import search
@@ -33,6 +34,8 @@ from onnxremat.planner.reasons import named
 from onnxremat.planner.semantics import peak, seconds
 from onnxremat.planner.solution import Solution
 from onnxremat.report.holders import Holder, Holders
+from onnxremat.rewrite.emit import rewrite
+from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.units import format_bytes
 
@@ -40,6 +43,7 @@ ORDER_SECONDS = 0.2  # for another order
 LEANER = 0.98  # share of the base order's peak at which another order is the one to start from
 SMALL = 600  # ops up to which holding no forward value at all is tried: its sequence is quadratic
 UNLIMITED = 1 << 62
+FORESEEN = 2 << 10  # bytes of nodes that find shapes as a session runs, known only by its runs
 HELD = 8  # values listed at the peak
 TRIALS, WORK = 60, 20_000  # of regions in parts; and times the ops of a graph
 QUICK = 3000  # ops up to which these are looked for
@@ -80,7 +84,8 @@ class Way:
         lower: proven: the way goes below no smaller budget; ``why`` the reason.
         overhead: extra time, estimated from the costs, as a share of storing everything.
         options: what ``onnxremat optimize`` needs besides the budget.
-        nodes: that it adds, at most.
+        nodes: that it adds, at most, beside those of its order.
+        pins: bytes that budgets count of what makes its order onnxruntime's own.
     """
 
     name: str
@@ -92,6 +97,7 @@ class Way:
     options: str = ""
     note: str = ""
     nodes: int = 0
+    pins: int = 0
 
     @property
     def proven(self) -> bool:
@@ -139,6 +145,18 @@ class Subject:
         """The order of least peak that a moment's search finds."""
         return best_order(self.lists, ORDER_SECONDS)
 
+    def pins(self, order: Sequence[int]) -> int:
+        """Bytes that budgets count of what makes an order of all ops onnxruntime's own."""
+        prepared = self.prepared
+        names = prepared.reduced.lift(order)
+        made = session_of(prepared, rewrite(prepared.graph, Plan.of(prepared.graph, names)))
+        return max(0, made.beside - prepared.beside.total) + FORESEEN
+
+    @cached_property
+    def base_pins(self) -> int:
+        """Of the base order."""
+        return self.pins(range(self.problem.ops))
+
     @cached_property
     def default(self) -> Timeline:
         """A run under onnxruntime's default options, on paper."""
@@ -175,14 +193,16 @@ def in_place(subject: Subject) -> Way:
     saved = without - peak(problem, problem.store_all())
     note = f"in-place operators save {format_bytes(saved)} of it" if saved > 0 else ""
     why = f"results and weights take {format_bytes(subject.floor)}"
-    return Way("planned, same order", found, "predicted", subject.floor, why, note=note)
+    pins = subject.base_pins
+    return Way("planned, same order", found, "predicted", subject.floor, why, note=note, pins=pins)
 
 
 def another_order(subject: Subject) -> Way:
     """The same ops once each, in the order with the least peak."""
     found = subject.order
     words = "no order needs less" if found.proven else subject.reason
-    return Way("another order", found.peak, "found", found.bound, words)
+    pins = subject.pins([int(op) for op in found.order])
+    return Way("another order", found.peak, "found", found.bound, words, pins=pins)
 
 
 def recomputing(subject: Subject) -> Way:
@@ -197,17 +217,18 @@ def recomputing(subject: Subject) -> Way:
         if found < bytes_:
             by, bytes_, time = "the search", found, seconds(problem, sequence)
             runs = len(sequence)
+    pins = subject.base_pins
     if plain <= need:
-        return Way("recomputing", plain, "found", need, subject.reason)
+        return Way("recomputing", plain, "found", need, subject.reason, pins=pins)
     if bytes_ >= plain:
         note = "nothing smaller found in a moment; optimize --budget min searches"
-        return Way("recomputing", plain, "open", need, subject.reason, note=note)
+        return Way("recomputing", plain, "open", need, subject.reason, note=note, pins=pins)
     total = float(problem.cost.sum())
     note = f"by {by}; optimize finds plans that take less time"
     return Way(
         "recomputing", bytes_, "found", need, subject.reason,
         overhead=time / total - 1 if total else 0.0, note=note,
-        nodes=_added(runs - problem.ops),
+        nodes=_added(runs - problem.ops), pins=pins,
     )  # fmt: skip
 
 
@@ -338,25 +359,25 @@ def judge(
         in_parts: bytes for weights and values whatever is computed in parts; as many when None.
     """
 
-    def room(nodes: int) -> int:
-        return budget if share else budget - subject.prepared.bytes_of_nodes(nodes) - PINS
+    def room(nodes: int, pins: int) -> int:
+        return budget if share else budget - subject.prepared.bytes_of_nodes(nodes) - pins - PINS
 
     whole = bool(subject.prepared.in_place)  # a training step of ours: no op goes in parts
     lower = subject.need.bytes if whole else subject.floor
     if budget >= worst:
         return Verdict(budget, True, "the model keeps it as it is", lower)
     for way in open_ways:
-        if way.known != "estimated" and not way.overhead and way.bytes <= room(way.nodes):
+        if way.known != "estimated" and not way.overhead and way.bytes <= room(way.nodes, way.pins):
             words = f"{way.name} keeps it, nothing recomputed ({format_bytes(way.bytes)})"
             return Verdict(budget, True, words, lower)
     quick = min(_checkpointed(subject, budget), key=lambda one: one.time)
     again = len(quick.sequence or ()) - subject.problem.ops
-    fits = quick.schedule is not None and quick.peak <= room(_added(again))
+    fits = quick.schedule is not None and quick.peak <= room(_added(again), subject.base_pins)
     prices = [(_overhead(quick), quick.planner)] if fits else []
     prices += [
         (way.overhead, f"a plan of {format_bytes(way.bytes)}")
         for way in open_ways
-        if way.known == "found" and way.bytes <= room(way.nodes)
+        if way.known == "found" and way.bytes <= room(way.nodes, way.pins)
     ]
     if prices:
         price, how = min(prices)

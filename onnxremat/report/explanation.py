@@ -76,7 +76,8 @@ class Explanation:
     def process(self, way: Way) -> int:
         """Bytes of a process that runs what a way makes of the model."""
         prepared = self.subject.prepared
-        return way.bytes + prepared.beside.total + prepared.bytes_of_nodes(way.nodes) + PINS
+        more = prepared.bytes_of_nodes(way.nodes) + way.pins + PINS
+        return way.bytes + prepared.beside.total + more
 
     @property
     def beside(self) -> Beside:

@@ -169,6 +169,7 @@ def check_arrays(about: Training, types: Types, data: Batches, where: str = "") 
             why=f"the step reads {_names(wanted)}; there are {_names(data.arrays)}",
             hint="name the arrays after the inputs",
         )
+    _check_rows({name: types[name][0] for name in wanted}, where)
     for name in wanted:
         (_, *row), dtype = types[name]
         array = data.arrays[name]
@@ -182,6 +183,29 @@ def check_arrays(about: Training, types: Types, data: Batches, where: str = "") 
                 f"array '{name}' is {array.dtype}, the step wants {dtype}", where=where
             )
     check_labels(about, data.arrays, where)
+
+
+def _check_rows(shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Raises:
+    UsageError: an input has no rows, or others than the rest: rows of arrays are no batches then.
+    """
+    hint = "--data loader.py:function makes batches as the step takes them"
+    for name, shape in shapes.items():
+        if not shape:
+            raise UsageError(
+                f"input '{name}' of the step is a single number, arrays give rows",
+                where=where,
+                hint=f"{hint}; onnxremat set-input MODEL OUT {name}=VALUE gives it one for good",
+            )
+    first = next(iter(shapes), "")
+    for name, shape in shapes.items():
+        if shape[0] != shapes[first][0]:
+            raise UsageError(
+                f"the step takes {shapes[first][0]} rows of '{first}' and {shape[0]} of '{name}'",
+                where=where,
+                why="arrays give as many of each",
+                hint=hint,
+            )
 
 
 def check_labels(about: Training, batch: Batch, where: str = "") -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -18,9 +19,11 @@ from onnxremat.grad.description import Training, Variable, is_step, training_of
 from onnxremat.grad.marks import first_of
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.sharing import require_early_reads
+from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
+from onnxremat.limits import at_least
 from onnxremat.memory.mapped import can_own
 from onnxremat.ort.session import Options
 from onnxremat.rewrite.emit import metadata
@@ -86,10 +89,12 @@ class FirstValues:
     Args:
         weights: arrays, a PyTorch module or its state dict, a model, or a model's file, which count
             first. What the training step undid of an exporter's work is undone in the model too.
-        step: the training graph, which may hold them as well.
+        step: the training graph, which may hold them as well. Beside weights its own count only
+            for arrays by name that are all of tensors that it trains.
 
     Raises:
-        UsageError: what is given has nothing of the step's.
+        UsageError: what is given has nothing of the step's, or not all of it, or other values
+            of what the step has frozen.
     """
 
     def __init__(self, weights: Weights | None, step: Step | onnx.ModelProto) -> None:
@@ -112,13 +117,41 @@ class FirstValues:
             for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, folder))
         trained = [v.input for v in training_of(models[-1][0]).variables if v.initial == "model"]
-        if known and trained and known.isdisjoint(trained):
-            raise UsageError(
-                "the weights given are of another model",
-                why=f"they are {first_of(sorted(known), 2)}; the step trains "
-                f"{first_of(trained, 2)}",
-                hint="name them as the model does that the training graph was made from",
-            )
+        if weights is not None:
+            _check_given(sorted(known), trained, self._sizes())
+            self._check_frozen(*models[-1], known.difference(trained))
+
+    def _sizes(self) -> dict[str, int]:
+        """Elements of all values."""
+        stored = {name: prod(tensor.dims) for name, (tensor, _) in self._stored.items()}
+        return stored | {name: array.size for name, array in self._arrays.items()}
+
+    def _check_frozen(
+        self, step: onnx.ModelProto, folder: Path | None, given: Container[str]
+    ) -> None:
+        """What the step holds for good is what the weights given have there: else a model would be
+        trained that is neither that of the step nor that of the weights.
+
+        Args:
+            given: names in the weights of what is not trained.
+
+        Raises:
+            UsageError: it is not.
+        """
+        for tensor in step.graph.initializer:
+            if tensor.name not in given or tensor.data_type not in FLOATS:
+                continue
+            own, other = self._arrays.get(tensor.name), self._stored.get(tensor.name)
+            if own is None:
+                own = read_weight(*other) if other else None
+            if own is not None and _others(own, read_weight(tensor, folder)):
+                raise UsageError(
+                    f"'{tensor.name}' is frozen in the training graph, and has other values in the "
+                    "weights given",
+                    why="what is trained would be trained beside values that are not theirs",
+                    hint="make the step of the model with these weights, or give those of the "
+                    "model that it was made from",
+                )
 
     def of(self, variable: Variable, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A new array with the first value of a variable.
@@ -147,6 +180,46 @@ class FirstValues:
         if name in self._arrays or not value.flags.writeable:
             return np.array(value, dtype, order="C")
         return np.ascontiguousarray(value, dtype)
+
+
+def _check_given(known: Sequence[str], trained: Sequence[str], sizes: Mapping[str, int]) -> None:
+    """What is trained would begin partly with the weights given, partly with what the step's file
+    holds, where an exporter gave some of them names of its own: those given have tensors of another
+    name, and as large.
+
+    Args:
+        known: names in the weights given.
+        sizes: elements of all values, those that the step alone holds too.
+
+    Raises:
+        UsageError: that is so, or nothing that is given is trained.
+    """
+    if known and trained and set(known).isdisjoint(trained):
+        raise UsageError(
+            "the weights given are of another model",
+            why=f"they are {first_of(known, 2)}; the step trains {first_of(trained, 2)}",
+            hint="name them as the model does that the training graph was made from",
+        )
+    others = {sizes[name]: name for name in known if name not in trained}
+    for name in trained:
+        if known and name not in known and sizes.get(name, 0) in others:
+            raise UsageError(
+                f"no first value for '{name}' in the weights given",
+                why="the training graph holds one, which may be older; they have "
+                f"'{others[sizes[name]]}', which it does not train",
+                hint="give the model that the graph was made from, or a module to "
+                "onnxremat.from_torch, which keeps its names; or no weights, for those of the "
+                "graph",
+            )
+
+
+def _others(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether tensors of one name hold other numbers: not where one is laid out otherwise, as
+    onnxruntime does when it optimises."""
+    if one.shape != other.shape or one.dtype != other.dtype or np.array_equal(one, other):
+        return False
+    one, other = (np.sort(each.reshape(-1).astype(np.float64)) for each in (one, other))
+    return not np.array_equal(one, other, equal_nan=True)
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -193,6 +266,41 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.d
         shape = tuple(dim.dim_value for dim in kind.shape.dim)
         found[value.name] = shape, np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
     return found
+
+
+def check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
+    if about.share:
+        raise UsageError("this is the update of a training step", hint="give the step itself")
+    if not about.optimizer:
+        raise UsageError(
+            "the graph returns gradients, it does not train",
+            hint="differentiate with an optimizer",
+        )
+    at_least(1 if accumulate is None else accumulate, 1, "accumulate")
+    if accumulate and accumulate > 1 and not gathers:
+        raise UsageError(
+            "the step updates with every batch, it cannot accumulate",
+            hint=f"make it with: onnxremat differentiate --accumulate {accumulate}",
+        )
+
+
+def check_ends(model: onnx.ModelProto, kept: Sequence[Variable], results: Sequence[str]) -> None:
+    """What is kept from step to step goes in and comes out again, and results come out."""
+    wanted = {
+        "input": ({value.name for value in model.graph.input}, [v.input for v in kept]),
+        "output": (
+            {value.name for value in model.graph.output},
+            [*results, *(v.output for v in kept if v.output)],
+        ),
+    }
+    for side, (there, names) in wanted.items():
+        for name in names:
+            if name not in there:
+                raise ModelError(
+                    f"the training graph has no {side} '{name}'",
+                    why="its metadata says that it has",
+                    hint="make it again: onnxremat differentiate, or optimize --train",
+                )
 
 
 @dataclass(frozen=True)

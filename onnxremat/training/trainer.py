@@ -17,13 +17,12 @@ from onnx import numpy_helper
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.grad.at_rest import at_rest
-from onnxremat.grad.description import Training, Variable, training_of
+from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import files_of, write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
-from onnxremat.limits import at_least
 from onnxremat.memory.native import trim
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.blocks import require_block
@@ -44,6 +43,8 @@ from onnxremat.training.state import (
     Source,
     Step,
     Weights,
+    check_ends,
+    check_kind,
     input_types,
     open_source,
     open_step,
@@ -104,7 +105,7 @@ class Trainer:
         require_block(step.model)
         self.training: Training = training_of(step.model)
         update = update_of(step.model)
-        _check_kind(self.training, accumulate, update is not None)
+        check_kind(self.training, accumulate, update is not None)
         self.rate = rate if isinstance(rate, Schedule) else Schedule(rate)
         self.accumulate = accumulate or self.training.accumulate
         self.progress = Progress()
@@ -113,7 +114,7 @@ class Trainer:
         self._sums = () if update is None else tuple(n for _, n in training_of(update).gradients)
         first = FirstValues(weights, step)
         variables = [v for v in self.training.variables if self._holds(v.input)]
-        _check_ends(step.model, variables, [self.training.loss] if self.alone else [])
+        check_ends(step.model, variables, [self.training.loss] if self.alone else [])
         arrays = {v.input: first.of(v, *self.types[v.input]) for v in variables}
         if seed and COUNTER in arrays:
             arrays[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
@@ -203,9 +204,9 @@ class Trainer:
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch: the first dimension of the first data input."""
-        shape, _ = self.types[(*self.training.data, self.training.target)[0]]
-        return shape[0] if shape else 1
+        """Rows of a batch: the first dimension of the first data input that has one."""
+        names = filter(None, (*self.training.data, self.training.target))
+        return next((shape[0] for shape, _ in map(self.types.__getitem__, names) if shape), 1)
 
     @property
     def rows(self) -> int:
@@ -312,22 +313,27 @@ class Trainer:
                 if on_step is not None:
                     on_step(progress, loss)
                 due |= checkpoint is not None and bool(every) and progress.step % every == 0
-                if due and self.whole:
-                    self._save_sound(checkpoint)
+                if due and self.whole and checkpoint is not None:
+                    self.save(checkpoint)
                     due = False
             self.update()
             progress.epoch, progress.batch = progress.epoch + 1, 0
-            self._save_sound(checkpoint)
+            self.require_sound()
+            if checkpoint is not None:
+                self.save(checkpoint)
             if on_epoch is not None:
                 on_epoch(progress)
         return losses
 
-    def _save_sound(self, checkpoint: Path | None) -> None:
-        """Stop rather than replace a sound checkpoint by one that holds no numbers."""
-        trained = (v.input for v in self.training.variables if v.initial == "model")
-        state = self.state
-        held = (name for name in trained if name in state)
-        lost = next((name for name in held if not np.isfinite(state[name]).all()), None)
+    def require_sound(self) -> None:
+        """Raises:
+        UsageError: a parameter, a running statistic or a sum of gradients holds no numbers.
+        """
+        state, gathered = self.state, self._sums if self.progress.gathered else ()
+        lost = next(
+            (name for name in (*self._trained(), *gathered)
+             if name in state and not np.isfinite(state[name]).all()), None,
+        )  # fmt: skip
         if lost is not None:
             raise UsageError(
                 f"'{lost}' holds no numbers any more",
@@ -335,10 +341,28 @@ class Trainer:
                 why="training diverged, or the data hold infinities or values that are no numbers",
                 hint="a lower --rate, a --warmup, or a step made with --clip-norm 1",
             )
-        if checkpoint is not None:
-            self.save(checkpoint)
 
     # ---- state ---------------------------------------------------------------------------
+
+    def _trained(self) -> list[str]:
+        """Parameters and running statistics."""
+        return [v.input for v in self.training.variables if v.initial == "model"]
+
+    def learned(self) -> dict[str, np.ndarray]:
+        """Parameters and running statistics by name, as they are now.
+
+        Raises:
+            UsageError: other processes hold some of them.
+        """
+        state, names = self.state, self._trained()
+        absent = next((name for name in names if name not in state), None)
+        if absent is not None:
+            raise UsageError(
+                f"this process does not hold '{absent}'",
+                why="each stage of a pipeline holds its own parameters",
+                hint="call collect() in all processes; the first holds everything then",
+            )
+        return {name: state[name] for name in names}
 
     def values(self) -> dict[str, np.ndarray]:
         """Copies of all parameters and state."""
@@ -350,8 +374,9 @@ class Trainer:
         A kill at any moment leaves either the old file or the new one.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written, or would hold no numbers (:meth:`require_sound`).
         """
+        self.require_sound()
         progress = self.progress
         facts = progress.facts(self.rows) | self._facts()
         empty = () if progress.gathered else self._sums
@@ -369,7 +394,8 @@ class Trainer:
         """Go on from a checkpoint.
 
         Raises:
-            ModelError: unreadable, or of another model.
+            ModelError: unreadable, of another model, or with gradients that wait for an update and
+                are of batches of another size.
         """
         drop_leftovers(Path(path))
         tensors, facts = read_tensors(Path(path))
@@ -389,6 +415,13 @@ class Trainer:
             progress = Progress.from_facts(facts, self.rows)
         except (KeyError, ValueError) as error:
             raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+        if progress.counted and progress.gathered:
+            raise ModelError(
+                f"{path} holds gradients of {progress.gathered} batches that wait for an update",
+                why=f"steps took {progress.counted} rows, not {self.rows}: their mean would not be "
+                "that of all rows",
+                hint="go on with the step that it was made with, to the end of an epoch",
+            )
         for name, array in self.state.items():
             np.copyto(array, tensors[name])
         self.push_state()
@@ -404,56 +437,20 @@ class Trainer:
             path: where to write it, if anywhere.
 
         Raises:
-            UsageError: the model lacks a parameter that was trained.
+            UsageError: the model lacks a parameter that was trained, or other processes hold it.
         """
         source, folder = open_source(model)
         result = onnx.ModelProto()
         result.CopyFrom(apply_restored(source, self.training.restored, folder))
-        trained = [v.input for v in self.training.variables if v.initial == "model"]
         stored = {tensor.name: tensor for tensor in result.graph.initializer}
-        for name in trained:
+        for name, value in self.learned().items():
             if name not in stored:
                 raise UsageError(f"the model has no initializer '{name}'")
-            stored[name].CopyFrom(numpy_helper.from_array(self.state[name], name))
+            stored[name].CopyFrom(numpy_helper.from_array(value, name))
         result = at_rest(fold_restored(result, self.training.restored))
         if path is not None:
             write_model(result, path, folder, files_of(source, folder))
         return result
-
-
-def _check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
-    if about.share:
-        raise UsageError("this is the update of a training step", hint="give the step itself")
-    if not about.optimizer:
-        raise UsageError(
-            "the graph returns gradients, it does not train",
-            hint="differentiate with an optimizer",
-        )
-    at_least(1 if accumulate is None else accumulate, 1, "accumulate")
-    if accumulate and accumulate > 1 and not gathers:
-        raise UsageError(
-            "the step updates with every batch, it cannot accumulate",
-            hint=f"make it with: onnxremat differentiate --accumulate {accumulate}",
-        )
-
-
-def _check_ends(model: onnx.ModelProto, kept: Sequence[Variable], results: Sequence[str]) -> None:
-    """What is kept from step to step goes in and comes out again, and results come out."""
-    wanted = {
-        "input": ({value.name for value in model.graph.input}, [v.input for v in kept]),
-        "output": (
-            {value.name for value in model.graph.output},
-            [*results, *(v.output for v in kept if v.output)],
-        ),
-    }
-    for side, (there, names) in wanted.items():
-        for name in names:
-            if name not in there:
-                raise ModelError(
-                    f"the training graph has no {side} '{name}'",
-                    why="its metadata says that it has",
-                    hint="make it again: onnxremat differentiate, or optimize --train",
-                )
 
 
 def _device(providers: Sequence[str]) -> Device:

@@ -411,10 +411,15 @@ class Shard:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """This rank's batches of an epoch, from its batch ``start``."""
-        size = self._ranks.size
+        size, own = self._ranks.size, None
         batches = self._data.epoch(number, start * size)
         for k, batch in enumerate(batches):
             if k >= (len(self) - start) * size:
                 return
-            if k % size == self._ranks.rank:
-                yield batch
+            last = k % size == size - 1
+            if k % size == self._ranks.rank:  # a loader may fill the same arrays again
+                own = batch if last else {name: np.array(value) for name, value in batch.items()}
+            # Once all have one: an epoch of a loader may be shorter than its first, and a rank with
+            # one step more than the others would be a step ahead of them from then on.
+            if last and own is not None:
+                yield own

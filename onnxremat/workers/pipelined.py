@@ -321,6 +321,7 @@ class PipelineParallel(Trainer):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint as one process does; all have to call."""
+        self.require_sound()
         self.collect()
         if self.mesh.everyone.first:
             facts = self.progress.facts(self.rows)

@@ -18,6 +18,7 @@ from onnxremat.graph.tensor_files import read_tensors
 from tests.cli.conftest import Command, listing
 from tests.conftest import ROOT
 from tests.limits import LONG
+from tests.toolbox import parse
 from tests.training.nets import BATCH, ROWS, arrays, net
 
 LOADER = """
@@ -322,6 +323,48 @@ def test_interrupt_keeps_what_there_is(work: Path, keep: str) -> None:
         onnx.checker.check_model(file, full_check=True)
     else:
         assert "nothing was kept" in err
+
+
+def test_an_interrupt_after_numbers_are_lost_keeps_the_sound_checkpoint(
+    cli: Command, work: Path
+) -> None:
+    assert cli(*training("--checkpoint", "c.safetensors")).code == 0
+    before = Path("c.safetensors").read_bytes()
+    Path("lost.py").write_text(
+        "import itertools, os, signal, numpy as np\n"
+        "def batches(epoch):\n"
+        "    for k in itertools.count():\n"
+        "        if k == 3: os.kill(os.getpid(), signal.SIGINT)\n"
+        "        yield {'x': np.full((8, 4), np.inf, 'f'), 'labels': np.zeros(8, 'q')}\n"
+        "class Endless:\n"
+        "    def __init__(self, epoch): self.made = batches(epoch)\n"
+        "    def __iter__(self): return self.made\n"
+        "    def __len__(self): return 1000\n"
+    )
+    given = training("--epochs", 10**6, "--checkpoint", "c.safetensors",
+                     "--data", "lost.py:Endless", "--export", "out.onnx")  # fmt: skip
+    process = start(*given, "--resume")
+    _, err = process.communicate(timeout=LONG)
+    assert process.returncode == 130, err
+    assert "nothing was kept: 'w1' holds no numbers" in err
+    assert Path("c.safetensors").read_bytes() == before
+    assert not Path("out.onnx").exists()
+
+
+def test_rows_that_are_not_validated_on_are_said(cli: Command, folder: Path) -> None:
+    """Of a model that computes its loss, of a whole batch at once."""
+    text = """g (float[4,2] x, float[4,2] z) => (float loss) <float[2,2] w = {1, 2, 3, 4}> {
+        y = MatMul(x, w) d = Sub(y, z) q = Mul(d, d) loss = ReduceMean<keepdims=0>(q) }"""
+    onnx.save(parse(text), "own.onnx")
+    assert cli("differentiate", "own.onnx", "s.onnx", "--loss-output", "loss", "-q").code == 0
+    rows = {name: np.ones((10, 2), np.float32) for name in "xz"}
+    np.savez("ten.npz", **rows)
+    np.savez("eight.npz", **{name: array[:8] for name, array in rows.items()})
+    given = ("train", "s.onnx", "--weights", "own.onnx", "--data", "ten.npz", "--epochs", 2)
+    said = cli(*given, "--validate", "ten.npz")
+    assert said.code == 0, said.err
+    assert said.err.count("2 of 10 rows are left out of validation") == 1
+    assert "left out of validation" not in cli(*given, "--validate", "eight.npz").err
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(work: Path, cli: Command) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onnxremat.cost import detect
+from onnxremat.cost import detect, foreign
 from onnxremat.device.files import machine_toml, parse_machine, read_machine, shipped
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine, provider_name
 from onnxremat.errors import UsageError
@@ -182,6 +182,19 @@ def test_the_memory_of_a_gpu_is_asked_by_the_number_its_tool_has(
     found = detect._gpu_memory(Device("cuda:1", PROVIDERS["cuda"], index=1))
     assert told == ([asked] if asked else [])
     assert found == (81559 << 20 if asked else 0)
+
+
+def test_costs_of_another_card_or_driver_are_not_kept_as_this_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a folder that machines share, or after a change: number and processor are the same."""
+    device, keys = Device("cuda:0", PROVIDERS["cuda"]), set()
+    for told in ("NVIDIA A10, 580.1\n", "NVIDIA H100, 580.1\n", "NVIDIA H100, 590.2\n"):
+        said = SimpleNamespace(stdout=told)
+        monkeypatch.setattr(subprocess, "run", lambda *_, said=said, **__: said)
+        keys.add(foreign._key(device))
+        assert foreign._key(device) in keys
+    assert len(keys) == 3
 
 
 def test_provider_names() -> None:

@@ -354,6 +354,30 @@ def test_wrong_feeds_are_refused() -> None:
             executor.run({"X": strided})  # not with what it was given before
 
 
+def test_a_run_of_another_thread_waits_for_the_one_that_is_on() -> None:
+    graph = build_graph(random_dag(3))
+    parts = parts_of(graph, random_plan(graph, Random(3), MACHINE))
+    feeds = [seeded_feeds(graph, seed) for seed in (1, 2)]
+    with Executor(parts, MACHINE, overlap=False) as executor:
+        wanted, found = [executor.run(each) for each in feeds], {}
+        other = threading.Thread(target=lambda: found.update(executor.run(feeds[1])))
+        last = executor.stages[max(executor.stages)]
+        run_last = last.run
+
+        def run_beside(fresh):
+            last.run = run_last
+            other.start()
+            other.join(0.2)  # it would be through by now
+            return run_last(fresh)
+
+        last.run = run_beside
+        own = executor.run(feeds[0])
+        other.join()
+    for name in wanted[0]:
+        np.testing.assert_array_equal(own[name], wanted[0][name])
+        np.testing.assert_array_equal(found[name], wanted[1][name])
+
+
 def test_an_array_written_in_place_is_seen() -> None:
     graph, made = branches()
     x = seeded_feeds(graph)["x"]

@@ -8,17 +8,21 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxremat.errors import UsageError
 from onnxremat.grad import (
+    SGD,
     AbsoluteError,
+    Adagrad,
+    Adam,
     BinaryCrossEntropy,
     CrossEntropy,
     Dice,
     Huber,
+    Lamb,
     Loss,
     MeanSquaredError,
     differentiate,
     training_of,
 )
-from tests.grad.loss_values import CROSS, RNG, cross_data, evaluate, identity
+from tests.grad.loss_values import CROSS, RNG, WEIGHTS, cross_data, evaluate, identity
 from tests.toolbox import parse
 
 PLAIN = [BinaryCrossEntropy(), MeanSquaredError(), AbsoluteError(), Huber(0.7), Dice()]
@@ -99,3 +103,54 @@ def test_the_output_that_a_loss_is_of_holds_numbers() -> None:
     with pytest.raises(UsageError, match="no loss can be made") as refused:
         differentiate(none, trainable=["x"], loss="mse")
     assert "no elements" in refused.value.why
+
+
+@pytest.mark.parametrize("loss", [loss for loss in CROSS if loss.ignore_index is not None], ids=str)
+def test_labels_of_which_none_counts_change_no_parameter(loss: CrossEntropy) -> None:
+    """As in PyTorch: the mean of nothing is no number, and its gradient is 0."""
+    with np.errstate(all="ignore"):
+        value, gradient = evaluate(loss, RNG.standard_normal((3, 4)), np.full(3, loss.ignore_index))
+    assert np.isnan(value)
+    np.testing.assert_array_equal(gradient, np.zeros((3, 4)))
+
+
+@pytest.mark.parametrize("op", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+def test_labels_of_which_none_counts_in_a_loss_of_the_models_own(op: str) -> None:
+    text = f"""g (double[3,4] x, int64[3] t) => (double l)
+        <double[4] c = {{1.0, 2.0, 3.0, 4.0}}> {{ l = {op} <ignore_index = -1> (x, t, c) }}"""
+    step = differentiate(parse(text), loss_output="l", optimizer=None, trainable=["x"])
+    feeds = {"x": RNG.standard_normal((3, 4)), "t": np.full(3, -1)}
+    names = [value.name for value in step.graph.output]
+    with np.errstate(all="ignore"):
+        found = dict(zip(names, ReferenceEvaluator(step).run(None, feeds), strict=True))
+    np.testing.assert_array_equal(found["x.grad"], np.zeros((3, 4)))
+
+
+WRONG = {
+    "smoothing": lambda: CrossEntropy(label_smoothing=1.5),
+    "weights that are too few": lambda: CrossEntropy(class_weights=[1.0, 2.0]),
+    "weights that are too many": lambda: CrossEntropy(class_weights=np.ones(5)),
+    "a weight": lambda: CrossEntropy(class_weights=[1.0, 2.0, float("nan"), 1.0]),
+    "axis": lambda: CrossEntropy(axis=2),
+    "delta": lambda: Huber(delta=0.0),
+    "smooth": lambda: Dice(smooth=-1.0),
+    "momentum": lambda: SGD(momentum=-0.9),
+    "nesterov": lambda: SGD(nesterov=True),
+    "decay": lambda: Adagrad(weight_decay=-0.1),
+    "beta1": lambda: Adam(beta1=1.0),
+    "beta2": lambda: Lamb(beta2=float("nan")),
+    "epsilon": lambda: Adam(epsilon=-1e-8),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_settings_that_make_no_sense_are_refused(wrong: str) -> None:
+    with pytest.raises(UsageError):
+        differentiate(identity((2, 4)), loss=WRONG[wrong](), trainable=["x"])
+
+
+def test_class_weights_may_be_an_array() -> None:
+    x, labels = RNG.standard_normal((2, 4)), np.array([1, 3])
+    found = evaluate(CrossEntropy(class_weights=np.array(WEIGHTS), label_smoothing=0.2), x, labels)
+    want = evaluate(CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2), x, labels)
+    np.testing.assert_array_equal(found[1], want[1])

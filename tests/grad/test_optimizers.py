@@ -183,3 +183,25 @@ def test_in_place_equals_out_of_place(level: str, order: str) -> None:
         results = dict(zip(names, session.run(None, feeds), strict=True))
         state = {v.input: results[v.output] for v in about.variables}
     same(trained("adamw", steps=4), {"w1": state["w1"], "w2": state["w2"]})
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("kind", ["float", "double"])
+def test_norms_of_numbers_and_matrices_of_any_type(kind: str, accumulate: int) -> None:
+    """Of a single number, and of gradients whose squares float32 cannot hold."""
+    w = np.array([[1.5, -0.5, 2.0]])
+    text = f"""g ({kind}[1,3] x) => ({kind}[1,3] y) <{kind} gain = {{1.0}},
+        {kind}[1,3] w = {{1.5, -0.5, 2.0}}> {{ a = Mul(x, w) y = Mul(a, gain) }}"""
+    step = differentiate(
+        parse(text), loss="l1", clip_norm=0.5, trainable=["w", "gain"], accumulate=accumulate
+    )
+    size = 3e25 if kind == "double" else 3.0
+    trainer = Trainer(step, parse(text), rate=1.0)
+    x = np.full((1, 3), size, trainer.types["x"][1])
+    for _ in range(accumulate):
+        trainer.step({"x": x, "labels": np.zeros_like(x)})
+    gradient = np.sign(x * w) * x / 3
+    number = np.sum(gradient * w)
+    share = 0.5 / np.sqrt(np.sum(gradient**2) + number**2)
+    np.testing.assert_allclose(trainer.state["w"], w - share * gradient, rtol=1e-5)
+    np.testing.assert_allclose(trainer.state["gain"], 1.0 - share * number, rtol=1e-5)

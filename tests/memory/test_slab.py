@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,17 @@ def test_sizes_that_depend_on_data_are_right_all_the_same() -> None:
     assert counts(session)["live"] == 0
 
 
+SAID = re.compile(r"(\d+) (?:runs )?(as planned|beside)")
+
+
+def test_a_run_beside_another_is_said(model: onnx.ModelProto) -> None:
+    session = opened(model)
+    session.run(None, {"x": value(0)})
+    with session._one_run:
+        session.run(None, {"x": value(0)})
+    assert "1 beside another run took their own" in session.describe()
+
+
 def test_threads_at_once(model: onnx.ModelProto, expected: list[list[np.ndarray]]) -> None:
     session, wrong = opened(model), []
     start = threading.Barrier(4)
@@ -220,6 +232,8 @@ def test_threads_at_once(model: onnx.ModelProto, expected: list[list[np.ndarray]
     assert wrong == []
     assert counts(session)["differed"] == 0  # a run beside another one is not mixed up with it
     assert counts(session)["live"] == 0
+    told = {word: int(number) for number, word in SAID.findall(session.describe())}
+    assert told["as planned"] + told.get("beside", 0) + session._records.total() == 4 * 30
 
 
 def test_run_async_is_right(model: onnx.ModelProto, expected: list[list[np.ndarray]]) -> None:

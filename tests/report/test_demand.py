@@ -8,9 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
+import models
 from onnxremat.grad import differentiate
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.in_session import carried
+from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.planner import peak, solve
 from onnxremat.planner.options import PlanOptions
@@ -19,6 +22,7 @@ from onnxremat.report.composition import totals
 from onnxremat.report.demand import Subject, Way
 from onnxremat.report.explanation import Explanation, limit
 from onnxremat.report.holders import Holders
+from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, simulate
 from tests.fission.drawn import Drawn
 from tests.toolbox import graph_of, parse, random_dag, training_chain
@@ -209,3 +213,22 @@ def test_a_budget_in_bytes_counts_the_nodes_of_recomputations(chain: Subject) ->
     assert not demand.judge(chain, worst, ways, budget).keeps
     room = chain.prepared.bytes_of_nodes(1 << 20) + demand.PINS
     assert demand.judge(chain, worst, ways, budget + room).keeps
+
+
+def test_budgets_without_recomputing_count_what_makes_an_order_onnxruntimes_own() -> None:
+    """Pins, gates, nodes that find shapes as they run: what is made keeps such a budget."""
+    step = differentiate(models.build("lenet", batch=2), optimizer="sgd")
+    made = Explanation.of(Subject(prepare(step, Settings(measure=False))).prepared, "in.onnx")
+    subject = made.subject
+    orders = {
+        "planned, same order": range(subject.problem.ops),
+        "another order": subject.order.order,
+    }
+    for way in made.ways:
+        if way.name in orders:
+            names = subject.prepared.reduced.lift([int(op) for op in orders[way.name]])
+            plan = Plan.of(subject.prepared.graph, names)
+            session = carried(subject.prepared, plan, Phases())
+            assert len(session.graph.ops) > len(names)
+            taken = session.timeline.peak + session.beside
+            assert taken <= made.process(way) <= 1.01 * taken

@@ -11,6 +11,7 @@ from torch import nn
 
 import onnxremat
 from onnxremat.errors import UsageError
+from onnxremat.grad import differentiate
 from onnxremat.training.state import as_array
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -77,6 +78,43 @@ def test_there_and_back_is_what_pytorch_does(
     for key in want.keys() - {"norm.num_batches_tracked"}:
         torch.testing.assert_close(found[key], want[key], rtol=1e-4, atol=1e-6)
     assert twin.again.weight is twin.first.weight
+
+
+class TwoNames(nn.Module):
+    """A normalization in two places, another of the first one's running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.out = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.same, self.like = nn.ModuleDict({"norm": self.norm}), nn.BatchNorm1d(6)
+        self.like.running_mean, self.like.running_var = (
+            self.norm.running_mean,
+            self.norm.running_var,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.like(torch.relu(self.norm(self.first(x))))
+        return self.out(self.same["norm"](torch.tanh(x)))
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
+def test_buffers_with_two_names_are_one(
+    batch: tuple[torch.Tensor, torch.Tensor], exporter: str
+) -> None:
+    """As parameters are: moved by each normalization, in turn, and copied back."""
+    torch.manual_seed(0)
+    net = TwoNames()
+    model = onnxremat.from_torch(net, batch[0], exporter=exporter)
+    trainer = onnxremat.Trainer(differentiate(model), weights=net, rate=RATE, threads=1)
+    for _ in range(3):
+        trainer.step({trainer.training.data[0]: batch[0].numpy(), "labels": batch[1].numpy()})
+    twin = TwoNames()
+    twin.load_state_dict(net.state_dict())
+    stepped(net, batch, 3)
+    found = onnxremat.to_torch(trainer, twin).state_dict()
+    for key, want in net.state_dict().items():
+        if not key.endswith("num_batches_tracked"):
+            torch.testing.assert_close(found[key], want, rtol=1e-4, atol=1e-6)
 
 
 def test_a_state_dict_will_do_as_well(

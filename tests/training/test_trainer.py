@@ -29,6 +29,7 @@ from onnxremat.training import trainer as loop
 from onnxremat.training.data import Arrays, Loader, open_data
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.trainer import Trainer
+from tests.toolbox import parse
 from tests.training.nets import BATCH, ROWS, arrays, net, trainer
 
 
@@ -251,6 +252,63 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path, cut: int) -> None:
         read_tensors(file)
 
 
+@pytest.mark.parametrize("where", ["w1", "mean", "w1.grad_sum"])
+def test_a_checkpoint_of_no_numbers_is_not_written(tmp_path: Path, where: str) -> None:
+    """Nor over a sound one, whoever asks."""
+    run, file = trainer(accumulate=3), tmp_path / "c.safetensors"
+    batch = next(iter(Arrays(arrays(), BATCH).epoch(0)))
+    run.step(batch)
+    run.save(file)
+    before = file.read_bytes()
+    run.state[where][...] = np.nan
+    with pytest.raises(UsageError, match=f"'{where}' holds no numbers"):
+        run.save(file)
+    assert file.read_bytes() == before
+
+
+def test_gathered_gradients_go_on_in_batches_of_their_size(tmp_path: Path) -> None:
+    """A mean of means is that of all rows where batches are alike."""
+    run, file = trainer(accumulate=3), tmp_path / "c.safetensors"
+    batches = Arrays(arrays(), BATCH).epoch(0)
+    run.step(next(batches))
+    run.save(file)
+    larger = net()
+    for value in (*larger.graph.input, *larger.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 2 * BATCH
+    other = Trainer(differentiate(larger, optimizer="adamw", accumulate=3), larger, threads=1)
+    before = other.values()
+    with pytest.raises(ModelError, match=f"steps took {BATCH} rows, not {2 * BATCH}"):
+        other.resume(file)
+    for name, value in other.state.items():
+        np.testing.assert_array_equal(value, before[name])
+    run.update()
+    run.save(file)
+    other.resume(file)
+    np.testing.assert_array_equal(other.state["w1"], run.state["w1"])
+
+
+def test_what_another_process_holds_is_named() -> None:
+    run = trainer()
+    del run.state["w2"]
+    with pytest.raises(UsageError, match="this process does not hold 'w2'"):
+        run.export(net())
+
+
+@pytest.mark.parametrize("shape", ["", "[3]"])
+def test_inputs_that_arrays_give_no_rows_of(shape: str) -> None:
+    text = (
+        f"g (float{shape} t, float[4,2] x) => (float[4,2] y) <float[2,2] w = {{1, 2, 3, 4}}> "
+        + ("{ s = ReduceSum<keepdims=0>(t) a = MatMul(x, w) y = Mul(a, s) }")
+    )
+    run = Trainer(differentiate(parse(text)), parse(text))
+    labels = np.zeros(8, np.int64)
+    data = {"x": np.zeros((8, 2), np.float32), "t": np.ones(8, np.float32), "labels": labels}
+    word = "takes 3 rows of 't' and 4 of 'x'" if shape else "'t' of the step is a single number"
+    with pytest.raises(UsageError, match=word):
+        run.fit(Arrays(data, 4), 1)
+    assert run.batch_size == (3 if shape else 4)
+
+
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = trainer()
     write_tensors(tmp_path / "c.safetensors", {"a": np.ones(8, np.float32)})
@@ -308,6 +366,45 @@ def test_weights_of_another_model_are_refused() -> None:
         Trainer(step, other)
     kept = Trainer(step, {"w1": Trainer(step).state["w1"] + 1, "more": np.zeros(1)})
     np.testing.assert_array_equal(kept.state["w1"], Trainer(step).state["w1"] + 1)
+
+
+def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    (tensor,) = (t for t in model.graph.initializer if t.name == old)
+    tensor.name = new
+    for node in model.graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+    return model
+
+
+def test_weights_that_would_be_mixed_with_older_ones_are_refused() -> None:
+    """Of a module, say, whose exporter gave some of them names of its own."""
+    step = differentiate(renamed(net(), "w1", "val_3"), optimizer="sgd", initializers=True)
+    weights = {t.name: numpy_helper.to_array(t) for t in net().graph.initializer}
+    for given in (weights, net()):
+        with pytest.raises(UsageError, match="no first value for 'val_3' in the weights given"):
+            Trainer(step, given)
+    some = {"w2": 2 * weights["w2"]}  # in place of the step's own
+    np.testing.assert_array_equal(Trainer(step, some).state["w2"], 2 * weights["w2"])
+    np.testing.assert_array_equal(Trainer(step, some).state["val_3"], weights["w1"])
+
+
+@pytest.mark.parametrize("kind", ["model", "file", "arrays"])
+def test_weights_with_others_of_what_is_frozen_are_refused(tmp_path: Path, kind: str) -> None:
+    """A step would train, and an export join, what does not belong together."""
+    step = differentiate(net(), optimizer="sgd", freeze=["w1", "b1"])
+    for factor in (1.0, 1.01):
+        model = net()
+        for tensor in model.graph.initializer:
+            value = numpy_helper.to_array(tensor) * np.float32(factor)
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+        onnx.save(model, tmp_path / "net.onnx")
+        arrays = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        weights = {"model": model, "file": tmp_path / "net.onnx", "arrays": arrays}[kind]
+        if factor == 1.0:
+            Trainer(step, weights)
+        else:
+            with pytest.raises(UsageError, match="'w1' is frozen in the training graph, and has"):
+                Trainer(step, weights)
 
 
 def test_missing_and_misshapen_inputs_are_named() -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from onnxremat.grad.description import training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import update_of
 from onnxremat.graph.tensor_files import read_tensors
-from onnxremat.training.data import Arrays
+from onnxremat.training.data import Arrays, Loader
 from onnxremat.training.trainer import Trainer
 from onnxremat.workers import mpi
 from onnxremat.workers.checksum import checksum
@@ -482,6 +483,21 @@ def test_state_is_dealt_out_evenly_and_nothing_is_lost() -> None:
     assert kept[0] | kept[1] == states
     assert {shares.owner[name] for name in ("w1", "w2")} == {0, 1}
     assert set(shares.brought(2)) == {"w1", "b1", "w2", "b2"}
+
+
+def test_ranks_have_as_many_steps_in_an_epoch_that_is_shorter_than_the_first() -> None:
+    """Of a loader that fills one array again and again, too."""
+    buffer = np.zeros(1)
+
+    def loader(epoch: int) -> Iterator[dict[str, np.ndarray]]:
+        for k in range(6 - epoch):
+            buffer[0] = k
+            yield {"x": buffer}
+
+    parts = [Shard(Loader(loader), Ranks(k, 3, 1, None, None)) for k in range(3)]
+    for epoch, want in enumerate([[0, 3], [0], [0], [0], []]):
+        seen = [[float(batch["x"][0]) for batch in part.epoch(epoch)] for part in parts]
+        assert seen == [[number + rank for number in want] for rank in range(3)]
 
 
 def test_shards_are_the_joined_batches() -> None:

@@ -7,6 +7,7 @@ import math
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
+from onnxremat.grad.losses import share_of
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.scattering import added_at
 
@@ -68,5 +69,5 @@ def _weights(call: Call) -> tuple[str, str]:
         return labels, t.reshape(t.mul(call.dy, factor), [1] * len(column))
     dy = call.dy
     if reduction == "mean":
-        dy = t.div(dy, t.sum(weight, range(len(column))))
+        dy = share_of(t, dy, t.sum(weight, range(len(column))))
     return labels, t.mul(weight, dy)
