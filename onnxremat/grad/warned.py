@@ -182,8 +182,10 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
             why = row.why.split(", with '", 1)[0]
             groups.setdefault(why, []).append(row.label or row.name)
             groups[why] += inventory.merged_with(row.label) if origin.computed else []
+    # What is not trained as the module does is named one by one; of guesses a few do.
+    most = 40 if status == "trained" else 4
     return [
-        f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}: "
+        f"{', '.join(names[:most])}{f' and {len(names) - most} more' * (len(names) > most)}: "
         + text.format(why=why)
         for why, names in ((why, [*dict.fromkeys(names)]) for why, names in groups.items())
     ]

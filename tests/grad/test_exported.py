@@ -613,6 +613,25 @@ def test_folded_normalizations_are_told() -> None:
     assert len(training_of(step).gradients) == 2
 
 
+def test_what_the_exporter_computed_is_told_in_one_warning_with_every_name() -> None:
+    """Of a net with a scale per layer, one line, that nobody has to read once per layer."""
+    count = 9
+    scales = {f"exp_{i}": draw(6) for i in range(count)}
+    marks = {name: {FOLDED: f"['layers.{i}.scale', '{name}']"} for i, name in enumerate(scales)}
+    nodes = [
+        node("Mul", ["x" if i == 0 else f"h{i - 1}", name], f"h{i}")
+        for i, name in enumerate(scales)
+    ]
+    nodes.append(node("MatMul", [f"h{count - 1}", "w"], "y"))
+    marks["w"] = {KIND: "PARAMETER"}
+    with pytest.warns(TrainingWarning) as said:
+        differentiate(model(nodes, {**scales, "w": draw(6, 3)}, marks=marks), optimizer=None)
+    (text,) = [str(each.message) for each in said]
+    names, _, why = text.partition(": ")
+    assert names.split(", ") == [f"layers.{i}.scale" for i in range(count)]
+    assert "the exporter computed with it" in why
+
+
 @pytest.mark.parametrize("view", ["CastLike", "Reshape", "Unsqueeze"])
 def test_a_view_of_a_parameter_is_read_before_the_update(view: str) -> None:
     """PyTorch's exporter writes views whose type or shape follows from data; the update in place
