@@ -56,7 +56,7 @@ def warnings_of(
         ("buffer", "taken for a buffer, not trained: {why}"),
         ("frozen", "taken for a table that is not trained: {why}"),
         ("setting", "not trained: {why} (listed by --parameters, or --trainable, it is trained)"),
-        ("trained", "{why}"),
+        ("trained", "{why} (optimize=False or onnxremat.export keeps what the module has)"),
     ):
         found += _grouped(inventory, rows, status, text)
     for name in inventory.merged:

@@ -18,6 +18,7 @@ from onnxremat.errors import ModelError, TrainingWarning, UsageError
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.listed import KEY, Parameters
 from onnxremat.grad.parameters import take_inventory
+from onnxremat.grad.twins import _LIKELY, doubts_of
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.report.weights import unsaid_note
@@ -718,3 +719,12 @@ def test_a_short_parameter_without_a_gradient_is_warned_of() -> None:
 def test_parameters_print_as_counts() -> None:
     told = Parameters(trained=("a", "b"), buffers=("mean",))
     assert repr(told) == "Parameters(trained: 2, buffers: 1)"
+
+
+def test_copies_that_were_likely_left_out_are_one_warning() -> None:
+    nodes = [node("Relu", ["x"], "h"), node("Relu", ["h"], "k"), node("MatMul", ["k", "w"], "y")]
+    for index, made in enumerate(nodes[:2]):
+        made.metadata_props.add(key=_LIKELY, value=f"a{index}.gain beside b.gain")
+    (said,) = doubts_of(model(nodes, {"w": draw(6, 3)}))
+    assert said.startswith("a0.gain beside b.gain; a1.gain beside b.gain: the exporter seems")
+    assert not doubts_of(two())
