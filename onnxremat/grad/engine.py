@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import itemgetter
 
 import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.grad import registry
+from onnxremat.grad.added import added
 from onnxremat.grad.call import Call
 from onnxremat.grad.hidden import hiding, shown
 from onnxremat.grad.precision import NORMS, SINGLE
@@ -190,7 +191,7 @@ class Walk:
             self._waiting.setdefault(name, []).append((self._now, cotangent))
             return
         earlier = self._cotangents.get(name)
-        self._cotangents[name] = cotangent if earlier is None else tape.add(earlier, cotangent)
+        self._cotangents[name] = cotangent if earlier is None else added(tape, earlier, cotangent)
         self.gradient_of[name] = self._cotangents[name]
 
     def _total(self, name: str) -> str | None:
@@ -201,7 +202,7 @@ class Walk:
             tape = self._tape
             terms = [term for _, term in sorted(waiting or (), key=itemgetter(0))]
             with tape.scope(f"grad/{name}", "backward"):
-                total = reduce(tape.add, terms) if terms else None
+                total = reduce(partial(added, tape), terms) if terms else None
                 for axis in sorted({each.axis for each in stretches}):
                     along = [each for each in stretches if each.axis == axis]
                     total = joined(tape, name, along, total)

@@ -64,6 +64,8 @@ _PARTS = {
 
 SINGLE = "a single number"
 UNSAID = "folded, the file does not say from what"
+COMPUTED = "the file holds what the exporter computed with it, and that is trained in its place"
+COPIED = "the file holds copies of it or its elements, and these are trained in its place, apart"
 STEPPED = "made by rounding or comparing, whose derivative is 0"
 
 
@@ -300,8 +302,7 @@ class _Judge:
             mixed = name not in self.source and any(map(is_buffer_name, folded))
             computed = mixed or file_name in self.marks.computed or self._filled(name)
             if computed or self._copied(name, file_name):
-                did = "computed it from" if computed else "copied elements into it of"
-                why = f"the exporter {did} {label}, in place of which it is trained"
+                why = COMPUTED if computed else COPIED
                 return Origin(Kind.PARAMETER, why, label, computed=True)
         return Origin(Kind.PARAMETER, why, label, marked)
 

@@ -43,6 +43,7 @@ class Tape:
         tensors: types and shapes of the forward graph and of everything emitted.
         varies: whether a number stands for a size that only a run knows, or is made of one.
         block: channels per block of the processor that it is for, 0 for any processor.
+        rows_at: rows [N, D] and their indices [N], int32, by the table of their sums.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Tape:
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.opset = opset
         self.varies: Callable[[int], bool] = lambda _: False
+        self.rows_at: dict[str, tuple[str, str]] = {}
         self._taken = set(taken) | set(tensors)
         self._scope = "grad"
         self._phase = "backward"
@@ -61,6 +63,7 @@ class Tape:
         self._constants: dict[tuple[int, Shape, bytes], str] = {}
         self._numbers: dict[str, np.ndarray] = {}  # constants of one element
         self._inner: dict[str, tuple[str, str]] = {}  # products a.T @ b by their result
+        self._gemms: dict[str, tuple[str, str, bool, bool, float]] = {}  # the same of Gemm
 
     def scratch(self) -> Tape:
         """A tape that knows the same tensors and has emitted nothing."""
@@ -322,6 +325,9 @@ class Tape:
         perm = tuple(int(p) for p in perm)
         if a in self._inner and perm[-2:] != (len(perm) - 2, len(perm) - 1):
             a, perm = self._product_transposed(a, perm)
+        if a in self._gemms and perm == (1, 0):  # not a second matrix, as large, of the first
+            left, right, ta, tb, alpha = self._gemms[a]
+            return self.gemm(right, left, ta=not tb, tb=not ta, alpha=alpha)
         old = self.shape(a)
         shape = tuple(old[p] for p in perm)
         moving = [p for p in perm if old[p] != 1]
@@ -442,9 +448,11 @@ class Tape:
         rows = self.shape(a)[1 if ta else 0]
         columns = self.shape(b)[0 if tb else 1]
         factor = None if alpha == 1.0 else float(alpha)
-        return self.op(
+        made = self.op(
             "Gemm", a, b, shape=(rows, columns), transA=int(ta), transB=int(tb), alpha=factor
         )
+        self._gemms[made] = a, b, ta, tb, alpha
+        return made
 
     def inner(self, a: str, b: str) -> str:
         """Transpose of ``a`` times ``b``, matrices of the last two axes with equal axes before."""

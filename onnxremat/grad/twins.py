@@ -114,12 +114,14 @@ def doubts_of(model: onnx.ModelProto) -> tuple[str, ...]:
     """What there is to say of copies that are no more than likely to have been left out."""
     entries = [e for part in (model.graph.node, model.graph.value_info) for item in part
                for e in item.metadata_props]  # fmt: skip
-    return tuple(
-        f"{pair}: the exporter seems to have left out what reads the first, being equal to what "
-        "reads the second, and they are trained in a copy of that (were they never used, and the "
-        "other called twice, the file would look the same: then freeze them, and export with "
-        "optimize=False or onnxremat.export)"
-        for pair in dict.fromkeys(entry.value for entry in entries if entry.key == _LIKELY)
+    pairs = list(dict.fromkeys(entry.value for entry in entries if entry.key == _LIKELY))
+    if not pairs:
+        return ()
+    return (
+        f"{'; '.join(pairs)}: the exporter seems to have left out what reads the first, being "
+        "equal to what reads the second, and they are trained in a copy of that (were they never "
+        "used, and the other called twice, the file would look the same: then freeze them, and "
+        "export with optimize=False or onnxremat.export)",
     )
 
 

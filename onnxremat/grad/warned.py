@@ -56,7 +56,7 @@ def warnings_of(
         ("buffer", "taken for a buffer, not trained: {why}"),
         ("frozen", "taken for a table that is not trained: {why}"),
         ("setting", "not trained: {why} (listed by --parameters, or --trainable, it is trained)"),
-        ("trained", "{why}"),
+        ("trained", "{why} (optimize=False or onnxremat.export keeps what the module has)"),
     ):
         found += _grouped(inventory, rows, status, text)
     for name in inventory.merged:
@@ -182,8 +182,10 @@ def _grouped(inventory: Inventory, rows: Sequence[Weight], status: str, text: st
             why = row.why.split(", with '", 1)[0]
             groups.setdefault(why, []).append(row.label or row.name)
             groups[why] += inventory.merged_with(row.label) if origin.computed else []
+    # What is not trained as the module does is named one by one; of guesses a few do.
+    most = 40 if status == "trained" else 4
     return [
-        f"{', '.join(names[:4])}{f' and {len(names) - 4} more' * (len(names) > 4)}: "
+        f"{', '.join(names[:most])}{f' and {len(names) - most} more' * (len(names) > most)}: "
         + text.format(why=why)
         for why, names in ((why, [*dict.fromkeys(names)]) for why, names in groups.items())
     ]

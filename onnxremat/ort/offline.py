@@ -31,8 +31,8 @@ from onnxremat.ort.weights import held_bytes
 
 # What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
 # on any onnxruntime), or layouts for this processor as well (runs on this kind of machine).
-HOST = "host"
-TARGETS = {"none": "disable", "portable": "basic", "onnxruntime": "extended", HOST: "all"}
+HOST, PORTABLE = "host", "portable"
+TARGETS = {"none": "disable", PORTABLE: "basic", "onnxruntime": "extended", HOST: "all"}
 UNFOLD = 64 << 10  # bytes from which a folded constant is worth making anew
 HEAVY = 512 << 20  # bytes of weights from which the structure alone is optimised
 LADDER = tuple(TARGETS)  # each one's operators are among the next one's

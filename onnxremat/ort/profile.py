@@ -216,16 +216,24 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] 
     return outputs
 
 
+_MADE_UP = (
+    "--data with inputs of yours, if made-up ones may be what it does not take "
+    "(thresholds, divisors, indices)"
+)
+_ODD_BIAS = (
+    "no data helps: onnxruntime refuses what the exporter wrote for a convolution without a bias; "
+    "export it without optimize=False, or with onnxremat.export (--train leaves the bias out)"
+)
+
+
 def _not_run(feeds: Feeds, error: Exception) -> OnnxrematError:
     """The error for a run that failed."""
     name = next((name for name in feeds if feeds[name].dtype.num >= MADE_UP), "")
     if not name or "MLDataType" not in str(error):
-        return ModelError(
-            "the model does not run",
-            why=first_line(error),
-            hint="--data with inputs of yours, if made-up ones may be what it does not take "
-            "(thresholds, divisors, indices)",
-        )
+        # PyTorch 2.13 writes Conv3d(bias=False) so, with optimize=False.
+        odd = "Compute Conv : bias must be" in str(error)
+        hint = _ODD_BIAS if odd else _MADE_UP
+        return ModelError("the model does not run", why=first_line(error), hint=hint)
     return UnsupportedError(
         f"input '{name}' is {feeds[name].dtype.name}",
         why="onnxruntime's Python interface takes no arrays of it",

@@ -13,7 +13,8 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import NO_FIT, UsageError
 from onnxremat.graph.onnx_io import missing_file
 from onnxremat.limits import SAMPLES, at_least, check
-from onnxremat.ort.offline import HOST, weight_bytes
+from onnxremat.ort.offline import HOST, PORTABLE, optimised_for, weight_bytes
+from onnxremat.ort.weights import held_by
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
@@ -274,8 +275,14 @@ def _for_a_trainer(prepared: Prepared) -> str:
 
 def _for_no_processor(prepared: Prepared) -> str:
     """What to try where constants are laid out anew for this processor as the model is opened."""
+    least = prepared.baseline_peak // 10  # bytes that are worth a word
     more = prepared.weights - weight_bytes(prepared.original)
-    if prepared.settings.target != HOST or 10 * more < prepared.baseline_peak:
+    if prepared.settings.target != HOST or more < least:
+        return ""
+    # What standard operators fold (a weight's transpose), and what kernels pack, stays.
+    portable = optimised_for(prepared.original, PORTABLE, prepared.home, to_write=False)
+    more = prepared.weights - held_by(portable.graph)
+    if more < least:
         return ""
     return (
         f"--target portable, where {format_bytes(more)} of constants that this processor's graph "

@@ -86,11 +86,14 @@ def _limit(settings: Settings, unsplit: Unsplit) -> int | None:
 def _in_parts_alone(
     graph: Graph, settings: Settings, unsplit: Unsplit, estimate: CostTable
 ) -> bool:
-    """An op of an inference needs more at once than the budget, and nobody asked for the whole."""
+    """An op of an inference needs more at once than the budget, or the least memory is asked for,
+    which parts take and costs do not change; and nobody asked for the whole."""
     size = _limit(settings, unsplit)
     asked = (settings.split_batch, settings.fission, settings.train)
-    if size is None or settings.fixed_order or any(each is not None for each in asked):
+    if settings.budget is None or settings.fixed_order or any(each is not None for each in asked):
         return False
+    if size is None:
+        return True
     problem = reduce(graph, estimate, weight_bytes(graph)).problem
     return largest_need(ProblemLists(problem)).bytes > size
 

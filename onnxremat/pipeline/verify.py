@@ -379,6 +379,8 @@ def _in_limit(rise: Rise, room: int) -> Check:
         ok = rise.bytes is not None and rise.bytes <= room + SLACK
         return Check(Kind.BUDGET, name, ok, f"{rise.why}{rose}, of {allowed}")
     if rise.kept:
+        if rise.bytes is not None and rise.bytes > room + SLACK:
+            rose += ", pages of its file among them, which the system takes back as it needs them"
         return Check(Kind.BUDGET, name, True, f"ran with no more than {allowed}{rose}")
     return Check(Kind.BUDGET, name, False, f"does not run in {allowed}{rose} ({rise.why})")
 

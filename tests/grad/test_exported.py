@@ -18,6 +18,7 @@ from onnxremat.errors import ModelError, TrainingWarning, UsageError
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.listed import KEY, Parameters
 from onnxremat.grad.parameters import take_inventory
+from onnxremat.grad.twins import _LIKELY, doubts_of
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.report.weights import unsaid_note
@@ -613,6 +614,25 @@ def test_folded_normalizations_are_told() -> None:
     assert len(training_of(step).gradients) == 2
 
 
+def test_what_the_exporter_computed_is_told_in_one_warning_with_every_name() -> None:
+    """Of a net with a scale per layer, one line, that nobody has to read once per layer."""
+    count = 9
+    scales = {f"exp_{i}": draw(6) for i in range(count)}
+    marks = {name: {FOLDED: f"['layers.{i}.scale', '{name}']"} for i, name in enumerate(scales)}
+    nodes = [
+        node("Mul", ["x" if i == 0 else f"h{i - 1}", name], f"h{i}")
+        for i, name in enumerate(scales)
+    ]
+    nodes.append(node("MatMul", [f"h{count - 1}", "w"], "y"))
+    marks["w"] = {KIND: "PARAMETER"}
+    with pytest.warns(TrainingWarning) as said:
+        differentiate(model(nodes, {**scales, "w": draw(6, 3)}, marks=marks), optimizer=None)
+    (text,) = [str(each.message) for each in said]
+    names, _, why = text.partition(": ")
+    assert names.split(", ") == [f"layers.{i}.scale" for i in range(count)]
+    assert "the exporter computed with it" in why
+
+
 @pytest.mark.parametrize("view", ["CastLike", "Reshape", "Unsqueeze"])
 def test_a_view_of_a_parameter_is_read_before_the_update(view: str) -> None:
     """PyTorch's exporter writes views whose type or shape follows from data; the update in place
@@ -699,3 +719,12 @@ def test_a_short_parameter_without_a_gradient_is_warned_of() -> None:
 def test_parameters_print_as_counts() -> None:
     told = Parameters(trained=("a", "b"), buffers=("mean",))
     assert repr(told) == "Parameters(trained: 2, buffers: 1)"
+
+
+def test_copies_that_were_likely_left_out_are_one_warning() -> None:
+    nodes = [node("Relu", ["x"], "h"), node("Relu", ["h"], "k"), node("MatMul", ["k", "w"], "y")]
+    for index, made in enumerate(nodes[:2]):
+        made.metadata_props.add(key=_LIKELY, value=f"a{index}.gain beside b.gain")
+    (said,) = doubts_of(model(nodes, {"w": draw(6, 3)}))
+    assert said.startswith("a0.gain beside b.gain; a1.gain beside b.gain: the exporter seems")
+    assert not doubts_of(two())

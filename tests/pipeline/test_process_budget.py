@@ -219,6 +219,11 @@ def test_a_system_without_limits_says_so(
     assert resident.NO_LIMIT in check.text
     assert not _in_limit(resident.Rise(None, None, "no word"), 7).ok
     assert not _in_limit(resident.Rise(5, False, "no memory"), 7).ok
+    # A limit on data held, and more was resident: what is in memory of a file is no data.
+    above = _in_limit(resident.Rise(7 + resident.SLACK + 1, True), 7)
+    assert above.ok
+    assert "pages of its file" in above.text
+    assert "pages of its file" not in _in_limit(resident.Rise(7, True), 7).text
 
 
 def test_a_refused_step_says_what_a_trainer_does_without(warm: None) -> None:

@@ -365,12 +365,14 @@ def test_costs_of_what_only_parts_can_fit_take_less_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(priced, "measure_costs", measured)
     limit = 20.0
     asked = PlanOptions(time_limit=limit)
-    for budget, fission in ((WHOLE // 2, None), (2 * WHOLE, None), (WHOLE // 2, ())):
+    cases = ((WHOLE // 2, None), ("min", None), (2 * WHOLE, None), (WHOLE // 2, ()), ("min", ()))
+    for budget, fission in cases:
         settings = Settings(threads=1, not_counted=PARTS, fission=fission)
         prepare(chain(), settings.asked(asked, one_budget(budget)))
-    few, more, whole = given
-    assert few == pytest.approx(MEASURING * limit + QUICK)
-    assert more == whole == pytest.approx((MEASURING + OFF_PLANNING) * limit + QUICK)
+    few, least, *more = given
+    assert few == least == pytest.approx(MEASURING * limit + QUICK)
+    assert len(more) == 3
+    assert more == [pytest.approx((MEASURING + OFF_PLANNING) * limit + QUICK)] * 3
 
 
 def test_a_plan_is_rewritten_once_where_there_is_no_time_to_ask_onnxruntime(

@@ -43,6 +43,8 @@ def gather(call: Call) -> Cotangents:
     rows = t.reshape(rows, (t.size(indices), math.prod(others)))
     ids = t.reshape(_from_zero(t, indices, shape[axis], known), (t.size(indices),))
     made = t.reshape(_put(t, rows, ids, shape[axis], known), (shape[axis], *others))
+    if axis == 0 and len(others) == 1:
+        t.rows_at[made] = rows, ids
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(shape))]
     return [t.transpose(made, back), None]
 

@@ -27,6 +27,8 @@ _IN_TURN = 512  # numbers added one by one
 _CHUNK = 1 << 19  # elements of rows in blocks, moved at once: they stay in the cache
 _CHUNKS = 8  # at most
 _NONE = -1  # no index
+_LARGE = 1 << 18  # elements of a matrix from which rows are added onto it in place
+_RATIO = 6  # times as many rows as are added it has then
 
 # Nanoseconds on one thread of the CPU provider (1.31, AVX-512), by which a formulation is chosen.
 _PER_ELEMENT = 9.0  # of ScatterElements
@@ -51,6 +53,39 @@ def sum_rows(t: Tape, rows: str, indices: str, length: int) -> str:
         return _elements(t, rows, indices, length)
     chosen = min(_costs(count, width, length).items(), key=lambda item: item[1])[0]
     return chosen(t, rows, indices, length)
+
+
+def rows_added(t: Tape, onto: str, rows: str, indices: str) -> str:
+    """``onto`` [length, D] with rows [N, D] added up at indices [N], int32 in [0, length).
+
+    Each of the N rows becomes its place's number plus all that is added there, so that where
+    indices repeat the same is written twice and no order matters. ``onto`` is taken over in place
+    where nothing else reads it: beside it there is no second matrix of its size, let alone a third.
+    """
+    count, width = t.shape(rows)
+    length = t.shape(onto)[0]
+    if count <= _AT_ONCE:
+        totals = t.matmul(_same(t, indices, indices, t.dtype(rows)), rows)
+    else:
+        sums, stands = _sums_of_segments(t, rows, indices, length)
+        totals = _take(t, sums, _take(t, stands, indices))
+    made = t.add(_take(t, onto, indices), totals)
+    places = t.add(t.reshape(t.mul(indices, width), (count, 1)), _ramp(t, width))
+    flat = t.op(
+        "ScatterElements", t.reshape(onto, (length * width,)), t.reshape(places, (count * width,)),
+        t.reshape(made, (count * width,)), shape=(length * width,), axis=0,
+    )  # fmt: skip
+    return t.reshape(flat, (length, width))
+
+
+def is_better_added(t: Tape, rows: str, length: int) -> bool:
+    """Whether :func:`rows_added` onto a matrix that is there takes less than a matrix of all sums
+    and an addition."""
+    count, width = t.shape(rows)
+    size = length * width
+    if t.varies(count) or t.dtype(rows) != T.FLOAT or not _LARGE <= size < 2**31:
+        return False
+    return _RATIO * count <= length
 
 
 def _costs(
@@ -194,18 +229,23 @@ def _layout(t: Tape, indices: str, length: int, places: int) -> tuple[str, str, 
 def _segments(t: Tape, rows: str, indices: str, length: int) -> str:
     """Rows are sorted by index, those of one index added up (:func:`_totals`); then each row of the
     result is taken from where its sum stands, or is the last one, which is zero."""
+    return _take(t, *_sums_of_segments(t, rows, indices, length))
+
+
+def _sums_of_segments(t: Tape, rows: str, indices: str, length: int) -> tuple[str, str]:
+    """Sums, and for each index where its own stands; -1, of a row of zeros, where it has none."""
     count = t.size(indices)
     if count <= _AT_ONCE:
         lines = t.concat([indices, _numbers(t, _NONE)], 0)
         sums = t.matmul(_same(t, lines, indices, t.dtype(rows)), rows)
-        return _take(t, sums, _stands(t, indices, length, np.arange(count)))
+        return sums, _stands(t, indices, length, np.arange(count))
     padding = _padded(count) - count
     ascending, order = _sorted(t, indices)
     lines = t.concat([ascending, _numbers(t, *[length] * padding)], 0)  # an index of its own
     summed = t.concat([ascending, _numbers(t, *[_NONE] * padding)], 0)
     order = t.concat([order, t.integers(*[0] * padding)], 0)
     sums, stands = _totals(t, _take(t, rows, order), lines, summed, length + 1)
-    return _take(t, sums, t.slice(stands, [0], [0], [length]))
+    return sums, t.slice(stands, [0], [0], [length])
 
 
 def _padded(count: int) -> int:
