@@ -237,9 +237,9 @@ class _Found:
 
 
 def foreseen(values: Iterable[onnx.ValueInfoProto]) -> None:
-    """Have what a file says of its values tell the number behind a name (:func:`told`)."""
+    """Have what a file says of its values tell the numbers behind names (:func:`told`)."""
     for value in values:
-        for dim in value.type.tensor_type.shape.dim[:1]:
+        for dim in value.type.tensor_type.shape.dim:
             size, _, name = dim.dim_param.removeprefix(ADDED).partition("/")
             if dim.dim_param.startswith(ADDED) and size.isdecimal() and name:
                 dim.dim_value = int(size)
@@ -248,9 +248,10 @@ def foreseen(values: Iterable[onnx.ValueInfoProto]) -> None:
 def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
     """The shape of each value that ops write, as a file may say it.
 
-    Of what is made of the zero the first dimension is a name, the number in it: one for a value and
-    those that take over its buffer. onnxruntime lets a value take over another's only where it
-    knows the same of both.
+    Of what is made of the zero all dimensions are names, the numbers in them: the same for a value
+    and those that take over its buffer. onnxruntime lets a value take over another's only where it
+    knows the same of both. Were one dimension a name and the others numbers, a Transpose that moves
+    it would let onnxruntime put all numbers together.
     """
     marks = (ADDED, ZERO) if SHOWN in graph.tensors else (ZERO,) if ZERO in graph.tensors else ()
     names, readers = dict[str, str](), graph.readers if marks else {}
@@ -269,5 +270,4 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
                 and graph.tensors[op.inputs[at]].shape == tensor.shape
             ]  # fmt: skip
             names[output] = names[taken[0]] if taken else output
-            name = f"{ADDED}{tensor.shape[0]}/{names[output]}"
-            yield output, (name, *tensor.shape[1:])
+            yield output, tuple(f"{ADDED}{size}/{names[output]}" for size in tensor.shape)

@@ -229,12 +229,13 @@ class _Parts:
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
-        keep(self.prepared, least.known)
+        share = self.budget.kind == "peak"
+        keep(self.prepared, least.known, share)
         whole, tried = len(self.splits) == 1, self.tried()
         goes = self.batch in self.splits or (whole and self.why)
         every = bool(goes) and not self.untried  # a limit of ops ends it without either
         works = Least(
-            least.known.works,
+            least.known.works(self.prepared, share),
             least.lower if every else self.prepared.floor.total,
             ", ".join(filter(None, (tried, least.why)))
             if every

@@ -42,20 +42,27 @@ class Known:
 
     Attributes:
         prepared: the model in the parts that it is of.
-        budget: bytes that it keeps.
+        held, beside: bytes of weights and values, and those beside them that budgets count.
         ops: their names in execution order.
         tried: the graph that carries it out was made; else what that adds is missing.
     """
 
     prepared: Prepared
-    budget: int
+    held: int
+    beside: int
     ops: Sequence[str]
     tried: bool = True
 
-    @property
-    def works(self) -> int:
-        """Bytes that it keeps for certain."""
-        return self.budget + (0 if self.tried else ADDED * (1 + len(self.ops)))
+    def works(self, whole: Prepared, share: bool) -> int:
+        """Bytes of a budget that it keeps for certain.
+
+        Args:
+            whole: the model as it was asked for.
+            share: of the original's peak, which is for weights and values alone: what the process
+                of the whole takes beside them comes on top, whatever is in parts.
+        """
+        more = 0 if self.tried else ADDED * (1 + len(self.ops))
+        return self.held + (whole.beside.total if share else self.beside) + more
 
 
 @dataclass(frozen=True)
@@ -92,19 +99,21 @@ def plan_of(prepared: Prepared, ops: Sequence[str], budget: int = 0) -> Plan:
     return Plan.of(prepared.graph, ops, provenance)
 
 
-def keep(whole: Prepared, known: Known) -> None:
+def keep(whole: Prepared, known: Known, share: bool) -> None:
     """Keep a plan, unless one of less is kept already or the folder cannot be written.
 
     Args:
         whole: the model as it was asked for.
+        share: as of :meth:`Known.works`.
     """
     parts = _parts(whole, known.prepared)
-    keep_at(_path(whole), KeptPlan(known.works, parts, tuple(known.ops)))
+    keep_at(_path(whole, share), KeptPlan(known.works(whole, share), parts, tuple(known.ops)))
 
 
-def kept_plan(whole: Prepared) -> KeptPlan | None:
-    """What is kept of a model; None for nothing, or what nobody can have written."""
-    return kept_at(_path(whole))
+def kept_plan(whole: Prepared, share: bool) -> KeptPlan | None:
+    """What is kept of a model for such budgets; None for nothing, or what nobody can have
+    written."""
+    return kept_at(_path(whole, share))
 
 
 def keep_at(path: Path, kept: KeptPlan) -> None:
@@ -151,12 +160,12 @@ def _parts(whole: Prepared, split: Prepared) -> dict[str, Any]:
     return {name: now[name] for name in PARTS if name in now and name not in before}
 
 
-def _path(whole: Prepared) -> Path:
+def _path(whole: Prepared, share: bool) -> Path:
     """Of a model in the shapes, with the options and on the machine that sizes depend on."""
     asked = whole.settings
     about = [
         graph_hash(whole.unsplit.graph), asked.to_json(), asked.split_batch, asked.fission is None,
-        asked.fixed_order, str(asked.dw_policy), machine_key(asked.threads),
+        asked.fixed_order, str(asked.dw_policy), machine_key(asked.threads), share,
     ]  # fmt: skip
     return place_of(about)
 

@@ -25,13 +25,15 @@ def plan_again(
     limit = limit_of(prepared, budget)
     if limit is None or options.work is not None or options.stopped or not options.method.ladder:
         return None
-    kept = kept_plan(prepared)
+    share = limit.total is None
+    kept = kept_plan(prepared, share)
     if kept is None or kept.budget > limit.asked(prepared.beside.total):
         return None
     log("taking the plan of an earlier refusal, which keeps this budget")
     try:
         split = _in_its_parts(prepared, kept, log)
-        plan = plan_of(split, kept.ops, kept.budget)
+        beside = split.beside.total - prepared.beside.total if share else 0
+        plan = plan_of(split, kept.ops, kept.budget + beside)
         made = applied(split, plan, log)
         if made.held > limit.of(made.artifact.beside):  # by what only default sessions need
             made = applied(split, plan, log, foreseen=True)

@@ -105,3 +105,21 @@ def test_an_image_enlarged_to_a_size_that_is_known_is_given_back() -> None:
     )
     made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), Asked())
     assert run(made.graph, DEFAULT).live_peak <= 1.01 * run(made.graph).live_peak
+
+
+def test_dead_buffers_are_given_back_where_axes_change_places() -> None:
+    """What is known of a value's axes tells nobody those of its transpose."""
+    values = "".join(
+        f"t{i} = Transpose<perm = [2, 0, 1]>(h{i}) "
+        f"s{i} = Sin(t{i}) p{i} = MatMul(s{i}, w) "
+        f"b{i} = Transpose<perm = [1, 2, 0]>(p{i}) h{i + 1} = Add(b{i}, h{i}) "
+        for i in range(3)
+    )
+    model = parse(f"g (float[64, 32, 16] h0) => (float[64, 32, 16] h3) {{ {values} }}")
+    weights = numpy_helper.from_array(np.eye(32, dtype=np.float32), "w")
+    model.graph.initializer.append(weights)
+    graph = build_graph(model)
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), Asked())
+    default, planned = run(made.graph, DEFAULT), run(made.graph)
+    assert default.live_peak <= planned.live_peak + 64
+    assert planned.live_peak == predict(made.graph, ONE).live_peak  # in place, too
