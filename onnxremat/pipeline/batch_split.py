@@ -229,18 +229,18 @@ class _Parts:
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
-        share = self.budget.kind == "peak"
-        keep(self.prepared, least.known, share)
+        keep(self.prepared, least.known, self.budget.kind == "peak")
         whole, tried = len(self.splits) == 1, self.tried()
         goes = self.batch in self.splits or (whole and self.why)
         every = bool(goes) and not self.untried  # a limit of ops ends it without either
         works = Least(
-            least.known.works(self.prepared, share),
+            least.known.works,
             least.lower if every else self.prepared.floor.total,
             ", ".join(filter(None, (tried, least.why)))
             if every
             else beside_too("weights and results", self.prepared.floor.beside),
             ", ".join(filter(None, (f"the batch in {parts} parts" * (parts > 1), least.how))),
+            least.known.fits,
         )
         raise refusal(
             self.prepared.name,

@@ -24,6 +24,7 @@ from onnxremat.errors import OnnxrematError
 from onnxremat.fission.training import StepParts
 from onnxremat.graph.atomic import atomic
 from onnxremat.limits import PLAN_RUNS
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
@@ -53,16 +54,15 @@ class Known:
     ops: Sequence[str]
     tried: bool = True
 
-    def works(self, whole: Prepared, share: bool) -> int:
-        """Bytes of a budget that it keeps for certain.
+    @property
+    def fits(self) -> int:
+        """Bytes of weights and values that it keeps for certain."""
+        return self.held + (0 if self.tried else ADDED * (1 + len(self.ops)))
 
-        Args:
-            whole: the model as it was asked for.
-            share: of the original's peak, which is for weights and values alone: what the process
-                of the whole takes beside them comes on top, whatever is in parts.
-        """
-        more = 0 if self.tried else ADDED * (1 + len(self.ops))
-        return self.held + (whole.beside.total if share else self.beside) + more
+    @property
+    def works(self) -> int:
+        """Bytes of the process that it keeps for certain."""
+        return self.fits + self.beside
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,19 @@ class KeptPlan:
 
     Attributes:
         parts: what is computed in parts, by the one of :data:`PARTS` that it is; empty for nothing.
+        held: bytes of weights and values that it keeps; 0 where that is not known.
     """
 
     budget: int
     parts: Mapping[str, Any]
     ops: tuple[str, ...]
+    held: int = 0
+
+    def keeps(self, limit: Limit) -> bool:
+        """Whether it keeps a limit: of the process, or of weights and values."""
+        if limit.total is None:
+            return (self.held or self.budget) <= limit.planned
+        return self.budget <= limit.total
 
 
 def plan_of(prepared: Prepared, ops: Sequence[str], budget: int = 0) -> Plan:
@@ -99,27 +107,30 @@ def plan_of(prepared: Prepared, ops: Sequence[str], budget: int = 0) -> Plan:
     return Plan.of(prepared.graph, ops, provenance)
 
 
-def keep(whole: Prepared, known: Known, share: bool) -> None:
+def keep(whole: Prepared, known: Known, share: bool = False) -> None:
     """Keep a plan, unless one of less is kept already or the folder cannot be written.
 
     Args:
         whole: the model as it was asked for.
-        share: as of :meth:`Known.works`.
+        share: it is of less where its weights and values are: a share of the original's was asked
+            for.
     """
     parts = _parts(whole, known.prepared)
-    keep_at(_path(whole, share), KeptPlan(known.works(whole, share), parts, tuple(known.ops)))
+    kept = KeptPlan(known.works, parts, tuple(known.ops), known.fits)
+    keep_at(_path(whole), kept, share)
 
 
-def kept_plan(whole: Prepared, share: bool) -> KeptPlan | None:
-    """What is kept of a model for such budgets; None for nothing, or what nobody can have
-    written."""
-    return kept_at(_path(whole, share))
+def kept_plan(whole: Prepared) -> KeptPlan | None:
+    """What is kept of a model; None for nothing, or what nobody can have written."""
+    return kept_at(_path(whole))
 
 
-def keep_at(path: Path, kept: KeptPlan) -> None:
+def keep_at(path: Path, kept: KeptPlan, share: bool = False) -> None:
     """As :func:`keep`, of what :func:`place_of` tells apart."""
     before = kept_at(path)
-    if len(kept.ops) > PLAN_RUNS or (before is not None and before.budget <= kept.budget):
+    if len(kept.ops) > PLAN_RUNS:
+        return
+    if before and (before.held <= kept.held if share else before.budget <= kept.budget):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,10 +145,16 @@ def kept_at(path: Path) -> KeptPlan | None:
     """As :func:`kept_plan`."""
     try:
         said = plain_json.loads(path.read_text())
-        kept = KeptPlan(said["budget"], said["parts"], tuple(said["ops"]))
+        kept = KeptPlan(
+            said["budget"], said["parts"], tuple(said["ops"]), said.get("held", said["budget"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    right = type(kept.budget) is int and _are_parts(kept.parts) and len(kept.ops) <= PLAN_RUNS
+    right = (
+        type(kept.budget) is type(kept.held) is int
+        and _are_parts(kept.parts)
+        and len(kept.ops) <= PLAN_RUNS
+    )
     return kept if right and all(isinstance(name, str) for name in kept.ops) else None
 
 
@@ -160,12 +177,12 @@ def _parts(whole: Prepared, split: Prepared) -> dict[str, Any]:
     return {name: now[name] for name in PARTS if name in now and name not in before}
 
 
-def _path(whole: Prepared, share: bool) -> Path:
+def _path(whole: Prepared) -> Path:
     """Of a model in the shapes, with the options and on the machine that sizes depend on."""
     asked = whole.settings
     about = [
         graph_hash(whole.unsplit.graph), asked.to_json(), asked.split_batch, asked.fission is None,
-        asked.fixed_order, str(asked.dw_policy), machine_key(asked.threads), share,
+        asked.fixed_order, str(asked.dw_policy), machine_key(asked.threads),
     ]  # fmt: skip
     return place_of(about)
 

@@ -25,15 +25,13 @@ def plan_again(
     limit = limit_of(prepared, budget)
     if limit is None or options.work is not None or options.stopped or not options.method.ladder:
         return None
-    share = limit.total is None
-    kept = kept_plan(prepared, share)
-    if kept is None or kept.budget > limit.asked(prepared.beside.total):
+    kept = kept_plan(prepared)
+    if kept is None or not kept.keeps(limit):
         return None
     log("taking the plan of an earlier refusal, which keeps this budget")
     try:
         split = _in_its_parts(prepared, kept, log)
-        beside = split.beside.total - prepared.beside.total if share else 0
-        plan = plan_of(split, kept.ops, kept.budget + beside)
+        plan = plan_of(split, kept.ops, kept.budget)
         made = applied(split, plan, log)
         if made.held > limit.of(made.artifact.beside):  # by what only default sessions need
             made = applied(split, plan, log, foreseen=True)

@@ -167,8 +167,8 @@ class InParts(ABC):
         return self.budget.kind == "peak"
 
     def _works(self, known: Known) -> int:
-        """Bytes of a budget of this kind that a plan keeps."""
-        return known.works(self.prepared, self._share)
+        """Bytes that a plan keeps, of those that the budget counts."""
+        return known.fits if self._share else known.works
 
     def _least(self) -> Known | None:
         """The plan of least memory, with what carrying it out takes, as far as there is time."""
@@ -182,13 +182,17 @@ class InParts(ABC):
             return replace(made.kept, prepared=split, tried=not late)
         return found
 
+    def _less(self, found: Known, works: Works) -> bool:
+        """A plan keeps a budget that is less than one that is known to work."""
+        known = works.fits if self._share else works.size
+        return not known or self._works(found) <= LEANER * known
+
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof of the whole alone."""
         known, found, least = Refusal.of(error), self._least(), None
-        works = self._works(found) if found else 0
-        if found and (known.smallest is None or works <= LEANER * known.smallest):
+        if found and (known.works is None or self._less(found, known.works)):
             keep(self.prepared, found, self._share)
-            least = Works.found(works, "regions in parts")
+            least = Works.found(found.works, "regions in parts", found.fits)
             known = known.leaner(least)
         floor = self.prepared.floor
         if floor.above(limit):

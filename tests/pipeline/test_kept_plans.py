@@ -102,11 +102,11 @@ def test_a_step_in_parts(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare(images(), replace(ASKED, train=FROZEN))
     split = prepare_step(prepared, StepParts(BATCH, 2))
     known = applied(split, plan_of(split, [op.name for op in split.graph.ops]), Phases()).kept
-    keep(prepared, known, share=False)
+    keep(prepared, known)
     more = replace(known, held=known.held + 1, ops=())  # one of less is there already
-    keep(prepared, more, share=False)
+    keep(prepared, more)
     (path,) = kept.iterdir()
-    _works(prepared, known.works(prepared, share=False), path, monkeypatch)
+    _works(prepared, known.works, path, monkeypatch)
 
 
 def test_the_oldest_are_forgotten(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +114,11 @@ def test_the_oldest_are_forgotten(kept: Path, monkeypatch: pytest.MonkeyPatch) -
     prepared = prepare(wide_chain(), ASKED)
     for threads in (1, 2, 3):
         asked = replace(prepared, settings=replace(ASKED, threads=threads))
-        keep(asked, Known(asked, 1, 0, ["a"]), share=False)
-        path = kept_plans._path(asked, share=False)
+        keep(asked, Known(asked, 1, 0, ["a"]))
+        path = kept_plans._path(asked)
         os.utime(path, (threads, threads))
     assert len(list(kept.iterdir())) == 2
-    assert kept_plan(asked, share=False) is not None
+    assert kept_plan(asked) is not None
 
 
 def test_a_graph_file(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
