@@ -37,6 +37,25 @@ REMEMBERED = 400_000  # steps of fragments, beside those of the whole graph
 
 
 @dataclass(frozen=True)
+class Structures:
+    """Bytes that a session keeps of nodes and constants, beside what they compute with; all 0 where
+    a limit does not count them.
+
+    Attributes:
+        ops: of every op, and so of each of its pieces.
+        node, read: of a node that only copies, and of each value that such a one reads.
+        listed: of integers that nodes read, and what finds them as a graph runs.
+        whole: of all ops of the graph as it is.
+    """
+
+    ops: Mapping[str, int] = field(default_factory=dict)
+    node: int = 0
+    read: int = 0
+    listed: int = 0
+    whole: int = 0
+
+
+@dataclass(frozen=True)
 class Whole:
     """What is to be computed in parts.
 
@@ -49,6 +68,7 @@ class Whole:
         kernels: what each kernel costs beside its rows.
         again: large images may be made again, which takes time: for limits that no other way keeps.
         more: bytes of its weights beyond those of the graph as it is.
+        kept: what a session keeps of its nodes, where limits count that.
     """
 
     graph: Graph
@@ -60,6 +80,7 @@ class Whole:
     kernels: KernelCosts = field(default_factory=KernelCosts)
     again: bool = False
     more: int = 0
+    kept: Structures = field(default_factory=Structures)
 
 
 class Effort(NamedTuple):
@@ -95,7 +116,8 @@ class Priced:
         seconds: estimated from those of whole ops.
         effort: what they are made of.
         beside: bytes of constants beyond those of the graph as it is: weights, and integers that
-            say where parts begin and end, which are found anew as the graph runs.
+            say where parts begin and end, which are found anew as the graph runs; and of what a
+            session keeps of nodes, where that counts.
     """
 
     regions: tuple[Region, ...]
@@ -114,12 +136,14 @@ class _Fragment:
         steps: where they are written down.
         tiles: results that are there in parts then, and joined ones as nothing.
         lists: integers that they read.
+        kept: bytes that a session keeps of them.
     """
 
     steps: tuple[int, int]
     tiles: Mapping[str, tuple[Stretch, ...]]
     effort: Effort
     lists: frozenset[tuple[int, ...]]
+    kept: int
 
 
 class Prices:
@@ -164,6 +188,8 @@ class Prices:
         lists = frozenset[tuple[int, ...]]().union(*(each.lists for each in fragments))
         zero = 2 if lists else 0  # and what it is made of
         beside = self.of.more + INTEGER * (zero + sum(map(len, lists)))
+        nodes = sum([each.kept for each in fragments]) + self.of.kept.listed * len(lists)
+        beside += max(0, nodes - self.of.kept.whole)
         try:
             levels, peak = self._ledger.levels([each.steps for each in fragments], beside)
         except LackingError as error:
@@ -243,7 +269,8 @@ class Prices:
         tiles = {name: writer.tiles.get(name, ()) for name in (*given, *writer.tiles)}
         names = self._by_bounds(writer, tiles)
         steps = self._steps(writer, names)
-        return _Fragment(steps, tiles, self._effort(writer), frozenset(writer.lists))
+        effort, kept = self._effort(writer), self._kept(writer)
+        return _Fragment(steps, tiles, effort, frozenset(writer.lists), kept)
 
     def _steps(self, writer: Writer, names: Mapping[str, str]) -> tuple[int, int]:
         """Ops written down."""
@@ -303,6 +330,19 @@ class Prices:
                 known[ops] = self._effort_of(writer, writer.ops[ops.start : ops.stop])
             found = found.more(*known[ops])
         return found
+
+    def _kept(self, writer: Writer) -> int:
+        """Bytes that a session keeps of its nodes."""
+        of = self.of.kept
+        if not of.node:
+            return 0
+        each = [
+            of.ops.get(writer.shares.get(op.name, (op.name, 1.0))[0])
+            or of.node + of.read * len(op.inputs)
+            for op in writer.ops
+        ]
+        again = sum(sum(each[more.ops.start : more.ops.stop]) for more in writer.again)
+        return sum(each) + again + (of.node + 2 * of.read) * writer.views
 
     def _effort_of(self, writer: Writer, ops: Sequence[Op]) -> Effort:
         """Of some of the ops, Reshapes that are not among them aside."""

@@ -81,7 +81,8 @@ class Writer:
         self.pieces: dict[str, tuple[str, Span]] = {}
         self.copied: dict[str, int] = {}
         self.tiles: dict[str, tuple[Stretch, ...]] = {}
-        self.flat: dict[str, str] = {}  # of values in blocks, the same as it really lies
+        self.flat: dict[str, str] = {}  # of values in blocks, those that are seen as they lie
+        self.lying: dict[tuple[str, int], str] = {}  # what shows them so that an axis can be cut
         self.views = 0
         self.again: list[Again] = []
         self.lists = set[tuple[int, ...]]()
@@ -170,7 +171,7 @@ class Writer:
             return self.copy(op, name, shape)
         seen, flat = self._seen(tensor, name, held), self._flat(name, span)
         piece = self.copy(self._slice(seen, f"{output}/flat", 1, first, end), name, flat)
-        return self._blocked(piece, output, name, shape)
+        return self._blocked(piece, output, name, shape, span.axis)
 
     def join(self, name: str, stretches: Sequence[Stretch], output: str = "") -> str:
         """Rows of a value put together, in order."""
@@ -184,7 +185,7 @@ class Writer:
         seen = [self._seen(tensor, name, held) for tensor, held in stretches]
         op = self.op("Concat", seen, f"{output}/flat", axis=1)
         flat = self.copy(op, name, self._flat(name, span))
-        return self._blocked(flat, output, name, shape)
+        return self._blocked(flat, output, name, shape, span.axis)
 
     def shape(self, name: str, span: Span) -> tuple[int, ...]:
         """Dimensions of a stretch of a value."""
@@ -216,15 +217,16 @@ class Writer:
         return outer, span.size, math.prod(rest[at + 1 :]) * self.block
 
     def _seen(self, tensor: str, name: str, span: Span) -> str:
-        """A value in blocks under its real shape; no copy, once per tensor."""
-        if tensor not in self.flat:
+        """A value in blocks under its real shape; no copy, once per tensor and axis."""
+        key = tensor, span.axis
+        if key not in self.lying:
             output, shape = self.fresh(name, "seen"), self._flat(name, span)
-            self.flat[tensor] = self._add(self._reshape(tensor, output, shape), name, shape)
-        return self.flat[tensor]
+            self.lying[key] = self._add(self._reshape(tensor, output, shape), name, shape)
+        return self.lying[key]
 
-    def _blocked(self, flat: str, output: str, name: str, shape: Sequence[int]) -> str:
+    def _blocked(self, flat: str, output: str, name: str, shape: Sequence[int], axis: int) -> str:
         """The reverse."""
-        self.flat[output] = flat
+        self.lying[output, axis] = flat
         return self._add(self._reshape(flat, output, shape), name, shape)
 
     def _reshape(self, tensor: str, output: str, shape: Sequence[int]) -> Op:

@@ -6,11 +6,14 @@ region are of one shape, and so is what a plan drops and what it computes again:
 would wait for the other, and nothing would be gained. Where shapes are sums with a zero that is
 found at run time, no shape behind them follows at load; files give each a name instead, and a
 buffer is given back when its value is dead.
+
+What follows from constants alone is computed under default options as the file is loaded, and held
+for good: a mask that a plan makes where it is read. It waits for the zero, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +26,9 @@ from onnxremat.graph.traits import takeover_inputs
 ZERO = "fission/zero"  # the lesser of 0 and the size of an input
 SHOWN = "onnxremat.shown"  # the same where a plan is carried out; such ops are no steps of it
 ADDED = "onnxremat."
-BOUNDS = {"Slice": 2, "Reshape": 1, "Expand": 1}  # input that says how large the output is
+# Input that says how large the output is.
+BOUNDS = {"Slice": 2, "Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0, "Tile": 1}
+STATED = ("Reshape", "Expand", "Resize", "ConstantOfShape")  # by that alone
 LEAST = 16 << 10  # bytes of a value that is not to wait
 FIRST = 12  # opset from which the lesser of two integers is there
 
@@ -44,14 +49,62 @@ def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
         known: inputs whose shapes may be known.
     """
     weights = {
-        op.inputs[1]
+        bound
         for op in graph.ops
-        if op.standard and op.op_type in ("Reshape", "Expand")
-        and graph.tensors[op.inputs[1]].role is Role.WEIGHT
+        if op.standard and op.op_type in STATED and (bound := _bound(graph, op))
         and graph.tensors[op.outputs[0]].bytes >= LEAST
     }  # fmt: skip
     inputs = {n for n in graph.inputs if graph.tensors[n].shape and is_left(graph.tensors[n])}
-    return _Found(graph, SHOWN).made(frozenset(weights), frozenset(inputs.difference(known)))
+    shown = {op.name: where for op in _first_constants(graph) if (where := _shown_at(graph, op))}
+    return _Found(graph, SHOWN, shown).made(frozenset(weights), frozenset(inputs.difference(known)))
+
+
+def constants_unforeseen(graph: Graph) -> Graph:
+    """The graph with nothing large that follows from constants alone, as far as that goes; shapes
+    of other values stay known."""
+    shown = {op.name: where for op in _first_constants(graph) if (where := _shown_at(graph, op))}
+    return _Found(graph, SHOWN, shown).made(frozenset(), frozenset()) if shown else graph
+
+
+def _bound(graph: Graph, op: Op) -> str:
+    """The constant that says how large an op's output is, "" for none."""
+    at = BOUNDS.get(op.op_type, len(op.inputs)) if op.standard else len(op.inputs)
+    name = op.inputs[at] if at < len(op.inputs) else ""
+    tensor = graph.tensors[name] if name else None
+    fits = tensor is not None and tensor.role is Role.WEIGHT and tensor.dtype == TensorProto.INT64
+    return name if fits else ""
+
+
+def _shown_at(graph: Graph, op: Op) -> str:
+    """Which constant of an op is to wait for the zero, "" for none: that of its size, else what it
+    computes with."""
+    if found := _bound(graph, op):
+        return found
+    name = op.inputs[0] if op.inputs else ""
+    tensor = graph.tensors.get(name)
+    fits = tensor is not None and tensor.role is Role.WEIGHT and tensor.shape is not None
+    return name if tensor is not None and fits and is_left(tensor) else ""
+
+
+def _first_constants(graph: Graph) -> list[Op]:
+    """Ops that read weights alone, one for each large value that follows from weights alone: what
+    that value is made of first."""
+    made, places = graph.producer, dict[str, Op]()
+    first = dict[int, int]()  # of ops of constants
+    for place, op in enumerate(graph.ops):
+        makers = [made.get(name) for name in op.reads]
+        others = [at for at in makers if at is not None]
+        read = all(
+            at in first if at is not None else graph.tensors[name].role is Role.WEIGHT
+            for name, at in zip(op.reads, makers, strict=True)
+        )
+        if not op.reads or not read:
+            continue
+        first[place] = first[others[0]] if others else place
+        if any(graph.tensors[name].bytes >= LEAST for name in op.writes):
+            root = graph.ops[first[place]]
+            places[root.name] = root
+    return list(places.values())
 
 
 def is_left(tensor: Tensor) -> bool:
@@ -86,10 +139,11 @@ class _Found:
 
     Attributes:
         zero: what the ops that find them are called after.
+        shown: constants that some ops read so, by these.
     """
 
-    def __init__(self, graph: Graph, zero: str) -> None:
-        self.graph, self.zero = graph, zero
+    def __init__(self, graph: Graph, zero: str, shown: Mapping[str, str] | None = None) -> None:
+        self.graph, self.zero, self.shown = graph, zero, shown or {}
         self.tensors = dict(graph.tensors)
         self.ops: list[Op] = []
         self.constants: list[onnx.TensorProto] = []
@@ -111,10 +165,23 @@ class _Found:
                 read[at] = self._sum(read[at])
             if not (each.op_type in ("Shape", "Size") or each.name.startswith(ADDED)):
                 read = [self._shown(name) if name in inputs else name for name in read]
+            if each.name in self.shown:
+                read = self._waiting(each, read)
             kept.append(replace(each, inputs=tuple(read)))
         if not self.names:
             return graph
         return graph.with_ops((*self.ops, *kept), self.tensors).with_weights(self.constants)
+
+    def _waiting(self, op: Op, read: list[str]) -> list[str]:
+        """What an op of constants reads, one of these with the zero."""
+        wanted = self.shown[op.name]
+        if wanted not in read:
+            return read  # as one of its bounds already
+        sized = wanted == _bound(self.graph, op)
+        return [
+            name if name != wanted else self._sum(name) if sized else self._shown(name)
+            for name in read
+        ]
 
     def _zero(self, name: str) -> None:
         none = self._constant("none", np.zeros((), np.int64))
@@ -170,9 +237,9 @@ class _Found:
 
 
 def foreseen(values: Iterable[onnx.ValueInfoProto]) -> None:
-    """Have what a file says of its values tell the number behind a name (:func:`told`)."""
+    """Have what a file says of its values tell the numbers behind names (:func:`told`)."""
     for value in values:
-        for dim in value.type.tensor_type.shape.dim[:1]:
+        for dim in value.type.tensor_type.shape.dim:
             size, _, name = dim.dim_param.removeprefix(ADDED).partition("/")
             if dim.dim_param.startswith(ADDED) and size.isdecimal() and name:
                 dim.dim_value = int(size)
@@ -181,9 +248,10 @@ def foreseen(values: Iterable[onnx.ValueInfoProto]) -> None:
 def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
     """The shape of each value that ops write, as a file may say it.
 
-    Of what is made of the zero the first dimension is a name, the number in it: one for a value and
-    those that take over its buffer. onnxruntime lets a value take over another's only where it
-    knows the same of both.
+    Of what is made of the zero all dimensions are names, the numbers in them: the same for a value
+    and those that take over its buffer. onnxruntime lets a value take over another's only where it
+    knows the same of both. Were one dimension a name and the others numbers, a Transpose that moves
+    it would let onnxruntime put all numbers together.
     """
     marks = (ADDED, ZERO) if SHOWN in graph.tensors else (ZERO,) if ZERO in graph.tensors else ()
     names, readers = dict[str, str](), graph.readers if marks else {}
@@ -202,5 +270,4 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
                 and graph.tensors[op.inputs[at]].shape == tensor.shape
             ]  # fmt: skip
             names[output] = names[taken[0]] if taken else output
-            name = f"{ADDED}{tensor.shape[0]}/{names[output]}"
-            yield output, (name, *tensor.shape[1:])
+            yield output, tuple(f"{ADDED}{size}/{names[output]}" for size in tensor.shape)

@@ -229,7 +229,7 @@ class _Parts:
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
-        keep(self.prepared, least.known)
+        keep(self.prepared, least.known, self.budget.kind == "peak")
         whole, tried = len(self.splits) == 1, self.tried()
         goes = self.batch in self.splits or (whole and self.why)
         every = bool(goes) and not self.untried  # a limit of ops ends it without either
@@ -240,6 +240,7 @@ class _Parts:
             if every
             else beside_too("weights and results", self.prepared.floor.beside),
             ", ".join(filter(None, (f"the batch in {parts} parts" * (parts > 1), least.how))),
+            least.known.fits,
         )
         raise refusal(
             self.prepared.name,

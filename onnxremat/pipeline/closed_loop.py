@@ -187,7 +187,7 @@ class Candidate:
     @property
     def kept(self) -> Known:
         """What it takes to carry its plan out again in as many bytes."""
-        return Known(self.prepared, self.process, self.plan.sequence)
+        return Known(self.prepared, self.held, self.artifact.beside, self.plan.sequence)
 
     def told(self, **facts: Any) -> Candidate:
         """The same with other facts about its plan, in what will be written too."""

@@ -38,6 +38,8 @@ def choosers_for(
     log: Phases,
     needed: bool = False,
     worked: Callable[[], float] = time.thread_time,
+    *,
+    structures: bool = False,
 ) -> Choosers:
     """What finds regions of a model: for as long as the processor has worked on it for its share of
     the time that is left, so that a busy machine finds no less, unless the command is late.
@@ -46,13 +48,14 @@ def choosers_for(
         needed: there is nothing else: it has its share of the command's time, of which planning may
             have less so that plans can be run.
         worked: seconds of the processor so far.
+        structures: limits count what a session keeps of nodes.
     """
     with log.phase(LOAD):
         warm_up()
     left = max(options.left, log.left) if needed and log.left < inf else options.left
     until = worked() + SEARCH * left if options.work is None else inf
     return Choosers(
-        wholes_of(prepared.graph, prepared.costs, prepared.folder),
+        wholes_of(prepared.graph, prepared.costs, prepared.folder, structures=structures),
         lambda: options.stopped or worked() >= until or log.left <= 0,
     )
 
@@ -78,8 +81,15 @@ class RegionsInParts(InParts):
         """Of the whole graph."""
         if self.known is None:
             needed = self.whole is None
-            self.known = choosers_for(self.prepared, self.options, self.log, needed)
+            self.known = choosers_for(
+                self.prepared, self.options, self.log, needed, structures=self._counts_nodes
+            )
         return self.known
+
+    @property
+    def _counts_nodes(self) -> bool:
+        """The budget is for what a session keeps of nodes, too."""
+        return self.budget.kind != "peak" and "session" not in self.prepared.settings.not_counted
 
     def _within(self, limit: Limit, why: str) -> Candidate | None:
         room = limit.planned - self.prepared.weights

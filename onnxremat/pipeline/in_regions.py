@@ -13,7 +13,7 @@ from onnxremat.fission.apart import APART, apart, seconds_apart
 from onnxremat.fission.in_order import ORDERED, in_order, seconds_in_order
 from onnxremat.fission.masked import reach_of
 from onnxremat.fission.opened import norms_of, opened, opened_for, rate_of, seconds_of
-from onnxremat.fission.pricing import Whole
+from onnxremat.fission.pricing import Structures, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.shifted import seconds_shifted, shifted, shifted_for
 from onnxremat.fission.split import split
@@ -26,6 +26,7 @@ from onnxremat.graph.unforeseen import unforeseen
 from onnxremat.ort.blocks import DOMAIN, block_size
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.against_whole import against_whole, run_parts
+from onnxremat.session.structures import copy_bytes, found_bytes, op_bytes
 
 OFF = "leave them whole with --fission off"
 
@@ -35,13 +36,16 @@ def channels_per_block(graph: Graph) -> int:
     return block_size() if any(op.domain == DOMAIN for op in graph.ops) else 1
 
 
-def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole]:
+def wholes_of(
+    graph: Graph, costs: CostTable, folder: Path | None, *, structures: bool = False
+) -> list[Whole]:
     """What is to be computed in parts: the graph as it is; and where it has normalisations over
     images or large values in two layouts, the graph with these written out or apart; and with
     second makers of large images.
 
     Args:
         folder: of its external weights.
+        structures: limits are to count what a session keeps of nodes, too.
     """
     block, reach = channels_per_block(graph), reach_of(graph, folder)
     rate, graph = rate_of(graph, costs.seconds), shifted(graph)
@@ -59,7 +63,20 @@ def wholes_of(graph: Graph, costs: CostTable, folder: Path | None) -> list[Whole
         more = both.weight_bytes - graph.weight_bytes
         made = replace(last, graph=both, seconds=seconds, scratch=scratch, again=True, more=more)
         found.append(made)
-    return found
+    return [replace(way, kept=_kept(way.graph, graph)) for way in found] if structures else found
+
+
+def _kept(graph: Graph, whole: Graph) -> Structures:
+    """Bytes that sessions keep of parts of a graph.
+
+    Args:
+        whole: the graph as it is.
+    """
+    node, read = copy_bytes()
+    return Structures(
+        {op.name: op_bytes(op) for op in graph.ops}, node, read, found_bytes(),
+        sum(op_bytes(op) for op in whole.ops),
+    )  # fmt: skip
 
 
 def _wide(graph: Graph) -> Graph:

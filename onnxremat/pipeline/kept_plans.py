@@ -24,6 +24,7 @@ from onnxremat.errors import OnnxrematError
 from onnxremat.fission.training import StepParts
 from onnxremat.graph.atomic import atomic
 from onnxremat.limits import PLAN_RUNS
+from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
@@ -42,20 +43,26 @@ class Known:
 
     Attributes:
         prepared: the model in the parts that it is of.
-        budget: bytes that it keeps.
+        held, beside: bytes of weights and values, and those beside them that budgets count.
         ops: their names in execution order.
         tried: the graph that carries it out was made; else what that adds is missing.
     """
 
     prepared: Prepared
-    budget: int
+    held: int
+    beside: int
     ops: Sequence[str]
     tried: bool = True
 
     @property
+    def fits(self) -> int:
+        """Bytes of weights and values that it keeps for certain."""
+        return self.held + (0 if self.tried else ADDED * (1 + len(self.ops)))
+
+    @property
     def works(self) -> int:
-        """Bytes that it keeps for certain."""
-        return self.budget + (0 if self.tried else ADDED * (1 + len(self.ops)))
+        """Bytes of the process that it keeps for certain."""
+        return self.fits + self.beside
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,19 @@ class KeptPlan:
 
     Attributes:
         parts: what is computed in parts, by the one of :data:`PARTS` that it is; empty for nothing.
+        held: bytes of weights and values that it keeps; 0 where that is not known.
     """
 
     budget: int
     parts: Mapping[str, Any]
     ops: tuple[str, ...]
+    held: int = 0
+
+    def keeps(self, limit: Limit) -> bool:
+        """Whether it keeps a limit: of the process, or of weights and values."""
+        if limit.total is None:
+            return (self.held or self.budget) <= limit.planned
+        return self.budget <= limit.total
 
 
 def plan_of(prepared: Prepared, ops: Sequence[str], budget: int = 0) -> Plan:
@@ -92,14 +107,17 @@ def plan_of(prepared: Prepared, ops: Sequence[str], budget: int = 0) -> Plan:
     return Plan.of(prepared.graph, ops, provenance)
 
 
-def keep(whole: Prepared, known: Known) -> None:
+def keep(whole: Prepared, known: Known, share: bool = False) -> None:
     """Keep a plan, unless one of less is kept already or the folder cannot be written.
 
     Args:
         whole: the model as it was asked for.
+        share: it is of less where its weights and values are: a share of the original's was asked
+            for.
     """
     parts = _parts(whole, known.prepared)
-    keep_at(_path(whole), KeptPlan(known.works, parts, tuple(known.ops)))
+    kept = KeptPlan(known.works, parts, tuple(known.ops), known.fits)
+    keep_at(_path(whole), kept, share)
 
 
 def kept_plan(whole: Prepared) -> KeptPlan | None:
@@ -107,10 +125,12 @@ def kept_plan(whole: Prepared) -> KeptPlan | None:
     return kept_at(_path(whole))
 
 
-def keep_at(path: Path, kept: KeptPlan) -> None:
+def keep_at(path: Path, kept: KeptPlan, share: bool = False) -> None:
     """As :func:`keep`, of what :func:`place_of` tells apart."""
     before = kept_at(path)
-    if len(kept.ops) > PLAN_RUNS or (before is not None and before.budget <= kept.budget):
+    if len(kept.ops) > PLAN_RUNS:
+        return
+    if before and (before.held <= kept.held if share else before.budget <= kept.budget):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,10 +145,16 @@ def kept_at(path: Path) -> KeptPlan | None:
     """As :func:`kept_plan`."""
     try:
         said = plain_json.loads(path.read_text())
-        kept = KeptPlan(said["budget"], said["parts"], tuple(said["ops"]))
+        kept = KeptPlan(
+            said["budget"], said["parts"], tuple(said["ops"]), said.get("held", said["budget"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    right = type(kept.budget) is int and _are_parts(kept.parts) and len(kept.ops) <= PLAN_RUNS
+    right = (
+        type(kept.budget) is type(kept.held) is int
+        and _are_parts(kept.parts)
+        and len(kept.ops) <= PLAN_RUNS
+    )
     return kept if right and all(isinstance(name, str) for name in kept.ops) else None
 
 

@@ -259,7 +259,8 @@ def _in_one_session(
         peak, beside = prepared.baseline_peak, prepared.beside.total
         known = other = Refusal.of(error)
         if request.options.method.ladder and as_it_ran(prepared):
-            other = known.or_original(peak + beside, OPENING * prepared.weights <= peak)
+            share = peak if limit.kind == "peak" else 0
+            other = known.or_original(peak + beside, OPENING * prepared.weights <= peak, share)
         other = other.in_unit(limit, peak, beside).also(_for_a_trainer(prepared))
         other = other.also(_for_no_processor(prepared))
         if other is not known:

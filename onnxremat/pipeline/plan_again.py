@@ -26,7 +26,7 @@ def plan_again(
     if limit is None or options.work is not None or options.stopped or not options.method.ladder:
         return None
     kept = kept_plan(prepared)
-    if kept is None or kept.budget > limit.asked(prepared.beside.total):
+    if kept is None or not kept.keeps(limit):
         return None
     log("taking the plan of an earlier refusal, which keeps this budget")
     try:

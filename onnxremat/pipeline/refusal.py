@@ -25,23 +25,26 @@ class Works:
     """A budget that works, for a hint.
 
     Attributes:
-        size: its bytes.
+        size: its bytes, of the process.
         words: what is known of it.
         asked: how it is asked for, "" in bytes.
+        fits: bytes of weights and values among them, 0 where that is not known: a share of the
+            original's is a limit of these alone.
     """
 
     size: int
     words: str
     asked: str = ""
+    fits: int = 0
 
     @classmethod
-    def found(cls, size: int, how: str = "") -> Works:
+    def found(cls, size: int, how: str = "", fits: int = 0) -> Works:
         """The smallest that there is a plan for.
 
         Args:
             how: what it takes.
         """
-        return cls(size, f"{FOUND}, {how}" if how else FOUND)
+        return cls(size, f"{FOUND}, {how}" if how else FOUND, fits=fits)
 
     def __str__(self) -> str:
         return f"--budget {self.asked or self.size} ({format_bytes(self.size)}, {self.words})"
@@ -130,7 +133,9 @@ class Refusal:
         if budget.kind == "device":
             asked = share_of(works.size, memory_bytes(), "%")
         elif peak:
-            asked = share_of(works.size - beside, peak, "x")
+            fits = works.fits or works.size - beside
+            works = replace(works, size=fits + beside)
+            asked = share_of(fits, peak, "x")
         else:  # of what takes nothing, no share is enough
             return self
         return replace(self, works=replace(works, asked=asked))
@@ -139,14 +144,16 @@ class Refusal:
         """With one more thing to try, "" for none."""
         return replace(self, more=(*self.more, hint)) if hint else self
 
-    def or_original(self, takes: int, opens: bool) -> Refusal:
+    def or_original(self, takes: int, opens: bool, of_peak: int = 0) -> Refusal:
         """No budget beyond what the original takes is a hint: the original keeps that.
 
         Args:
             takes: bytes of the original, of what budgets count.
             opens: opening it takes no more for certain; else a share is what keeps it.
+            of_peak: bytes of its weights and values, where a share of these was asked for.
         """
-        if self.smallest is None or takes >= self.smallest:
+        less = self.works.fits if of_peak and self.works else 0
+        if self.smallest is None or takes >= self.smallest or 0 < less < of_peak:
             return self
         works = self.works and Works(takes, ORIGINAL, "" if opens else "1.0x")
         made = replace(self, works=works, smallest=takes if opens else self.smallest)
@@ -185,12 +192,14 @@ class Least:
         works: smallest budget with a plan, in bytes.
         lower: proven lower bound on every budget in bytes, ``why`` its reason.
         how: what the smallest budget takes.
+        fits: bytes of weights and values in it.
     """
 
     works: int
     lower: int
     why: str
     how: str = ""
+    fits: int = 0
 
 
 def refusal(
@@ -215,7 +224,7 @@ def refusal(
     """
     size = f"{format_bytes(limit)} ({limit} B)"
     need = f"at least {format_bytes(least.lower)} ({least.lower} B) are needed: {least.why}"
-    works = Works.found(least.works, least.how)
+    works = Works.found(least.works, least.how, least.fits)
     below = limit < least.lower
     if below or (solution.status is Status.INFEASIBLE and all_ways):
         return Refusal(

@@ -97,12 +97,13 @@ class InParts(ABC):
         """The least memory: that of a candidate, or of one in parts."""
         self.whole = whole
         split = self._leanest()
-        if split is None or split.store_all_peak > whole.held / LEANER or self.options.stopped:
+        takes = split and split.store_all_peak + split.beside.total
+        if not split or not takes or takes > whole.process / LEANER or self.options.stopped:
             return self._of_whole_alone(whole)
         floor = self.prepared.floor.total
         least = smallest(split, self.options.within(WHOLE), self.log)
         found = at_minimum(split, replace(least, lower=floor, why=WORDS), self.options, self.log)
-        return found if found.held < whole.held else whole
+        return found if found.process < whole.process else whole
 
     def _of_whole_alone(self, whole: Candidate) -> Candidate:
         """The smallest plan of the whole; where parts were not tried to the end what is proven is
@@ -149,7 +150,7 @@ class InParts(ABC):
             of: what its plan is of.
         """
         names = tuple(op.name for op in split.graph.ops)
-        self._seen(Known(split, split.store_all_peak + split.beside.total, names, False))
+        self._seen(Known(split, split.store_all_peak, split.beside.total, names, False))
         proof = (
             f"figures and proof of the plan are of the {of} in these parts; other parts may do "
             "better"
@@ -157,8 +158,17 @@ class InParts(ABC):
         return split.noted(f"computed in parts: {what}", proof)
 
     def _seen(self, known: Known) -> None:
-        if self.smallest is None or known.budget < self.smallest.budget:
+        if self.smallest is None or self._works(known) < self._works(self.smallest):
             self.smallest = known
+
+    @property
+    def _share(self) -> bool:
+        """The budget is a share of the original's weights and values."""
+        return self.budget.kind == "peak"
+
+    def _works(self, known: Known) -> int:
+        """Bytes that a plan keeps, of those that the budget counts."""
+        return known.fits if self._share else known.works
 
     def _least(self) -> Known | None:
         """The plan of least memory, with what carrying it out takes, as far as there is time."""
@@ -172,12 +182,17 @@ class InParts(ABC):
             return replace(made.kept, prepared=split, tried=not late)
         return found
 
+    def _less(self, found: Known, works: Works) -> bool:
+        """A plan keeps a budget that is less than one that is known to work."""
+        known = works.fits if self._share else works.size
+        return not known or self._works(found) <= LEANER * known
+
     def refusal(self, error: OnnxrematError, limit: Limit) -> OnnxrematError:
         """What is known of plans of the whole and of parts: no proof of the whole alone."""
         known, found, least = Refusal.of(error), self._least(), None
-        if found and (known.smallest is None or found.works <= LEANER * known.smallest):
-            keep(self.prepared, found)
-            least = Works.found(found.works, "regions in parts")
+        if found and (known.works is None or self._less(found, known.works)):
+            keep(self.prepared, found, self._share)
+            least = Works.found(found.works, "regions in parts", found.fits)
             known = known.leaner(least)
         floor = self.prepared.floor
         if floor.above(limit):

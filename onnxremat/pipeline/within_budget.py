@@ -69,8 +69,8 @@ def plan_within(
     if not chosen and least.keeps(limit):
         return least.as_answer(limit, made)
     all_ways = made.found.certificate.any_order or prepared.settings.fixed_order
-    keep(prepared, least.known)
-    works = Least(least.known.works, least.lower, least.why, least.how)
+    keep(prepared, least.known, limit.total is None)
+    works = Least(least.known.works, least.lower, least.why, least.how, least.known.fits)
     shown = limit.asked(prepared.beside.total)
     raise refusal(prepared.name, shown, made.found, works, all_ways=all_ways, notes=prepared.notes)
 

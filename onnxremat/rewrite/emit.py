@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import onnx
@@ -19,7 +20,7 @@ from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.traits import is_alias
-from onnxremat.graph.unforeseen import all_unforeseen
+from onnxremat.graph.unforeseen import all_unforeseen, constants_unforeseen
 from onnxremat.limits import PLAN_BYTES
 from onnxremat.ort import blocks
 from onnxremat.rewrite.gates import add_gates
@@ -117,22 +118,29 @@ def _unforeseen(graph: Graph, runtime: Runtime) -> tuple[Graph, set[str]]:
     """The graph whose dead buffers go back under default options, too, where onnxruntime fuses as
     much without knowing its shapes; and tensors that last. What follows from constants alone may
     last: folded at load, it would be held all the time. So may a view that another view is made of
-    (two Reshapes in a row take no bytes), and the gate before it."""
+    (two Reshapes in a row take no bytes), and the gate before it. Where less is fused without
+    shapes, what follows from constants alone is hidden."""
     lasting = set(runtime.lasting(graph))
-    made = all_unforeseen(graph, updated_inputs(graph.model))
-    if made is graph:
-        return graph, lasting
-    try:
-        found = set(runtime.lasting(made))
-    except ModelError:
-        return graph, lasting
     computed = set(graph.inputs)
     taking = set[str]()  # bytes
     for op in graph.ops:
         if computed.intersection(op.reads):
             computed.update(op.writes)
             taking.update(op.writes if not (is_alias(op) or is_added(op.name)) else ())
-    return (graph, lasting) if found & taking - lasting else (made, found)
+    for hidden in (
+        partial(all_unforeseen, known=updated_inputs(graph.model)),
+        constants_unforeseen,
+    ):
+        made = hidden(graph)
+        if made is graph:
+            continue
+        try:
+            found = set(runtime.lasting(made))
+        except ModelError:
+            break
+        if not found & taking - lasting:
+            return made, found
+    return graph, lasting
 
 
 def pack(plan: Plan) -> str:

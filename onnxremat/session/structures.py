@@ -28,6 +28,7 @@ WEIGHT = 1650  # of a weight, beside its bytes
 END = 3600  # of an input or output of the graph
 LETTER = 9  # of a name
 PLACE = 8  # of an index while it is looked up
+LETTERS = 40  # of the names of a node that is added, and of what it makes
 SAMPLE = 56  # of a sample that is a mean of four: where they are, and their weights
 HEAP = 0.725  # logarithm of how many of a row are wanted, to the row's: below, no row is sorted
 THREADS = 2  # that structures are counted for
@@ -87,6 +88,17 @@ def op_bytes(op: Op) -> int:
     if op.name.startswith((PIN, SHOWN)):
         return 0
     return _named(op.name, op.inputs, op.outputs) + _inside(op.node)
+
+
+def copy_bytes() -> tuple[int, int]:
+    """What is kept of a node without attributes that makes one value, and of each value that it
+    reads."""
+    return OUTPUT + LETTER * LETTERS, INPUT
+
+
+def found_bytes() -> int:
+    """What is kept of a small constant that is found as a graph runs: it, and an addition."""
+    return WEIGHT + OUTPUT + 2 * INPUT + LETTER * 2 * LETTERS
 
 
 def bytes_again(graph: Graph, names: Iterable[str]) -> int:

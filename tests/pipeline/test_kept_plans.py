@@ -103,9 +103,10 @@ def test_a_step_in_parts(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     split = prepare_step(prepared, StepParts(BATCH, 2))
     known = applied(split, plan_of(split, [op.name for op in split.graph.ops]), Phases()).kept
     keep(prepared, known)
-    keep(prepared, replace(known, budget=known.budget + 1, ops=()))  # one of less is there already
+    more = replace(known, held=known.held + 1, ops=())  # one of less is there already
+    keep(prepared, more)
     (path,) = kept.iterdir()
-    _works(prepared, known.budget, path, monkeypatch)
+    _works(prepared, known.works, path, monkeypatch)
 
 
 def test_the_oldest_are_forgotten(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ def test_the_oldest_are_forgotten(kept: Path, monkeypatch: pytest.MonkeyPatch) -
     prepared = prepare(wide_chain(), ASKED)
     for threads in (1, 2, 3):
         asked = replace(prepared, settings=replace(ASKED, threads=threads))
-        keep(asked, Known(asked, 1, ["a"]))
+        keep(asked, Known(asked, 1, 0, ["a"]))
         path = kept_plans._path(asked)
         os.utime(path, (threads, threads))
     assert len(list(kept.iterdir())) == 2

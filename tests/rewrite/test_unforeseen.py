@@ -1,0 +1,125 @@
+"""What a session with default options is not to know, or compute, as it opens a file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.unforeseen import LEAST, all_unforeseen, told
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.offline import lasting_tensors, resident_weights
+from onnxremat.ort.session import DEFAULT
+from onnxremat.rewrite.emit import rewrite
+from onnxremat.rewrite.restore import restored
+from onnxremat.schedule.plan import Plan
+from onnxremat.session.measure import predict
+from tests.toolbox import ONE, graph_of, parse, run
+
+# Masks of 64 KiB that follow from constants alone: how they are made, constants of float numbers,
+# and others.
+MASKS = {
+    "zeros": ("m = ConstantOfShape(size)", {}, "int64[2] size = {128, 128}"),
+    "zeros, changed": (
+        "z = ConstantOfShape(size) n = ScatterND(z, at, v) m = Neg(n)",
+        {"v": (2,)},
+        "int64[2] size = {128, 128}, int64[2, 2] at = {0, 1, 5, 7}",
+    ),
+    "a row of them": ("m = Expand(r, size)", {"r": (128,)}, "int64[2] size = {128, 128}"),
+    "a row as often": ("m = Tile(r, often)", {"r": (1, 128)}, "int64[2] often = {128, 1}"),
+    "an image enlarged": (
+        'w = Resize<mode = "nearest">(r, , , size) m = Reshape(w, flat)',
+        {"r": (1, 1, 8, 8)},
+        "int64[4] size = {1, 1, 128, 128}, int64[2] flat = {128, 128}",
+    ),
+    "compared": (
+        "b = Less(r, c) m = Cast<to = 1>(b)",
+        {"r": (128, 1), "c": (1, 128)},
+        "int64[2] size = {128, 128}",
+    ),
+    "a range": (
+        "n = Range(first, end, by) f = Cast<to = 1>(n) m = Reshape(f, flat)",
+        {},
+        "int64 first = {0}, int64 end = {16384}, int64 by = {1}, int64[2] flat = {128, 128}",
+    ),
+}
+
+
+class Asked:
+    """onnxruntime as it is."""
+
+    def lasting(self, graph: Graph) -> set[str]:
+        return lasting_tensors(to_model(graph), None)
+
+    def executed(self, graph: Graph) -> list[str]:
+        return [kernel.name for kernel in run(graph, DEFAULT).kernels]
+
+
+def masked(kind: str) -> Graph:
+    """An image that a mask is added to in the middle."""
+    made, floats, others = MASKS[kind]
+    model = parse(
+        f"g (float[128, 128] x) => (float[128, 128] y) <{others}> {{ "
+        f"a = Sin(x) p = Cos(a) {made} q = Add(p, m) d = Sin(q) e = Relu(d) y = Add(q, e) }}"
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in floats.items():
+        values = rng.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    return build_graph(model)
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_what_follows_from_constants_is_not_held_under_default_options(kind: str) -> None:
+    graph = masked(kind)
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), Asked())
+    assert resident_weights(made.model(), "all", None) < graph.weight_bytes + 2000
+    default, planned = run(made.graph, DEFAULT), run(made.graph)
+    assert default.live_peak <= planned.live_peak + 64  # a number
+    assert predict(made.graph, ONE).live_peak == planned.live_peak
+    for name, values in run(graph, DEFAULT).outputs.items():
+        np.testing.assert_array_equal(default.outputs[name], values)
+        np.testing.assert_array_equal(planned.outputs[name], values)
+    assert build_graph(restored(made.model())).ops == graph.ops
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_no_size_of_a_large_value_is_known_as_a_file_is_opened(kind: str) -> None:
+    graph = masked(kind)
+    made = all_unforeseen(graph, frozenset())
+    known = [
+        name for name, shape in told(made)
+        if made.tensors[name].bytes >= LEAST and all(isinstance(size, int) for size in shape)
+    ]  # fmt: skip
+    assert not known
+
+
+def test_an_image_enlarged_to_a_size_that_is_known_is_given_back() -> None:
+    """Its size is a constant, whatever it is made of."""
+    graph = graph_of(
+        """g (float[1, 4, 8, 8] x) => (float[1, 4, 64, 64] y) <int64[4] size = {1, 4, 64, 64}> {
+        a = Sin(x) b = Resize<mode = "nearest">(a, , , size) c = Sin(b)
+        d = Resize<mode = "nearest">(a, , , size) y = Add(c, d) }"""
+    )
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), Asked())
+    assert run(made.graph, DEFAULT).live_peak <= 1.01 * run(made.graph).live_peak
+
+
+def test_dead_buffers_are_given_back_where_axes_change_places() -> None:
+    """What is known of a value's axes tells nobody those of its transpose."""
+    values = "".join(
+        f"t{i} = Transpose<perm = [2, 0, 1]>(h{i}) "
+        f"s{i} = Sin(t{i}) p{i} = MatMul(s{i}, w) "
+        f"b{i} = Transpose<perm = [1, 2, 0]>(p{i}) h{i + 1} = Add(b{i}, h{i}) "
+        for i in range(3)
+    )
+    model = parse(f"g (float[64, 32, 16] h0) => (float[64, 32, 16] h3) {{ {values} }}")
+    weights = numpy_helper.from_array(np.eye(32, dtype=np.float32), "w")
+    model.graph.initializer.append(weights)
+    graph = build_graph(model)
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), Asked())
+    default, planned = run(made.graph, DEFAULT), run(made.graph)
+    assert default.live_peak <= planned.live_peak + 64
+    assert planned.live_peak == predict(made.graph, ONE).live_peak  # in place, too
