@@ -63,11 +63,23 @@ def test_a_weight_that_a_branch_returns_is_trained(stored: bool) -> None:
 
 
 @pytest.mark.parametrize("body", [STORED, CONSTANT], ids=["stored", "constant"])
-def test_a_weight_of_a_branch_that_is_not_known_is_not_left_out_in_silence(body: str) -> None:
+def test_weights_of_branches_that_are_not_known_are_trained(body: str) -> None:
     made = branches(body, known=False)
+    step = differentiate(made, loss="mse", optimizer=None)
+    assert len(training_of(step).gradients) == 2
+    for taken in (True, False):
+        told = judge.judged(made, [X, np.array(taken)], stored=False)
+        assert judge.verdict(told) == judge.RIGHT
+
+
+def test_what_a_body_draws_is_named() -> None:
+    body = STORED.replace("p = ", "n = RandomNormalLike(x) s = Add(x, n) p = ").replace(
+        "(x,", "(s,"
+    )
+    made = branches(body.replace("Add(s", "Add(x"), known=False)
     with pytest.raises(UnsupportedError, match="no gradient rule for If") as refused:
         differentiate(made, loss="mse")
-    assert "its body reads 'w" in refused.value.why
+    assert "draws random numbers" in refused.value.why
     assert "set-input" in refused.value.hint
 
 
