@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UnsupportedError
 from onnxremat.grad.loops import count_of_loop
+from onnxremat.grad.run_sizes import RunSizes
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import Graph, Op, Tensor, captures
 
@@ -108,11 +109,15 @@ def _ones(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 def results_of_loops(
-    graph: Graph, value_of: ValueOf, settle: Callable[[onnx.ModelProto], Graph]
+    graph: Graph,
+    value_of: ValueOf,
+    settle: Callable[[onnx.ModelProto], Graph],
+    sizes: RunSizes | None = None,
 ) -> list[onnx.ValueInfoProto]:
     """Types and sizes of results of Loops that are not known yet.
 
     Args:
+        sizes: gives numbers to counts of runs that depend on data; None to leave such sizes open.
         settle: types and sizes of all values of a model; a ModelError or UnsupportedError where it
             does not find them.
     """
@@ -120,13 +125,17 @@ def results_of_loops(
     for op in graph.ops:
         unknown = [n for n in op.writes if graph.tensors[n].shape is None]
         if op.op_type == "Loop" and op.standard and unknown:
-            kinds = _results(graph, op, value_of, settle)
+            kinds = _results(graph, op, value_of, settle, sizes)
             found += [helper.make_tensor_value_info(n, *kinds[n]) for n in unknown if n in kinds]
     return found
 
 
 def _results(
-    graph: Graph, op: Op, value_of: ValueOf, settle: Callable[[onnx.ModelProto], Graph]
+    graph: Graph,
+    op: Op,
+    value_of: ValueOf,
+    settle: Callable[[onnx.ModelProto], Graph],
+    sizes: RunSizes | None,
 ) -> dict[str, Typed]:
     body = next(each.g for each in op.node.attribute if each.name == "body")
     try:
@@ -139,7 +148,9 @@ def _results(
     if kinds[: len(states)] != states:
         return {}
     runs = count_of_loop(graph, op, {n: v for n in op.reads if (v := value_of(n)) is not None})
-    if runs is None:
-        kinds = kinds[: len(states)]
+    rows = next(filter(None, op.outputs[len(states) :]), None)
+    if runs is None and sizes is not None and rows is not None:
+        runs = sizes.runs_of(graph, op, rows)
     each = [(kind, (runs or 0, *shape)) for kind, shape in kinds[len(states) :]]
-    return dict(zip(op.outputs, [*kinds[: len(states)], *each], strict=False))
+    known = kinds[: len(states)] + ([] if runs is None else each)
+    return dict(zip(op.outputs, known, strict=False))

@@ -110,19 +110,19 @@ def settled(
             graph, idle = _told(_expanded(written_out), sizes), 0
             continue
         of_loops = results_of_loops(graph, Constants(graph, variable), settled)
-        if of_loops:
-            model = _folded(graph, variable)
-            model.graph.value_info.extend(of_loops)
-            graph, idle = _inferred_on(_told(model, sizes)), 0
-            continue
         left = len(unknown_shapes(graph))
-        idle = 0 if left < least else idle + 1
+        idle = 0 if left < least or of_loops else idle + 1
         least = min(least, left)
         if left and sizes is not None and idle and sizes.name(graph, variable, sure=idle <= IDLE):
             idle = 0
+        elif left and sizes is not None and idle:
+            of_loops = results_of_loops(graph, Constants(graph, variable), settled, sizes)
+            idle = 0 if of_loops else idle
         if not left or idle > IDLE:
             break
-        graph = _inferred_on(_told(_folded(graph, variable), sizes))
+        model = _folded(graph, variable)
+        model.graph.value_info.extend(of_loops)
+        graph = _inferred_on(_told(model, sizes))
     require_shapes(graph, f"{BIND}; a training step needs sizes that do not depend on data")
     graph = _with_tensor_inputs(graph)
     graph = without_odd_bias(graph, Constants(graph, variable))

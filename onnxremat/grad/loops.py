@@ -60,6 +60,11 @@ def count_of_loop(graph: Graph, op: Op, known: Known) -> int | None:
     return deciding.count(limit, bool(op.inputs[0]), op.inputs[2:], known)
 
 
+def always_goes_on(op: Op) -> bool:
+    """Whether a Loop, once begun, ends by its count alone."""
+    return _Deciding(_body(op), {}).steady
+
+
 class _Deciding:
     """The part of a body that decides whether the loop goes on."""
 
