@@ -98,3 +98,19 @@ def test_constants_of_code_stay_in_bodies() -> None:
     made.graph.initializer.append(numpy_helper.from_array(gain, "gain"))
     step = differentiate(made, loss="mse", optimizer=None)
     assert [name for name, _ in training_of(step).gradients] == ["gain"]
+
+
+def test_what_stays_as_it_is_in_bodies_is_said() -> None:
+    made = parse("""g (float[4, 3] x, bool c) => (float[4, 3] y)
+      <float[3] scale = {1.5, 0.5, 2}, float[3] bias = {0.5, 1, 3}, float[3] mean = {0, 1, 2},
+       float[3] var = {1, 2, 3}> {
+      y = If(c) <then_branch = t () => (float[4, 3] p) {
+          [norm] n = BatchNormalization(x, scale, bias, mean, var)
+          [drop] d = Dropout(n) p = Sin(d) },
+        else_branch = e () => (float[4, 3] q) { q = Mul(x, scale) }> }""")
+    step = differentiate(made, loss="mse", optimizer="sgd")
+    said = " ".join(training_of(step).warnings)
+    assert "1 batch normalizations keep to their running statistics, because they lie in" in said
+    assert "1 dropouts drop nothing" in said
+    step = differentiate(made, loss="mse", optimizer="sgd", dropout=False, batch_norm="frozen")
+    assert "in bodies of" not in " ".join(training_of(step).warnings)
