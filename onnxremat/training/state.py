@@ -146,7 +146,7 @@ class FirstValues:
             )
         if name in self._arrays or not value.flags.writeable:
             return np.array(value, dtype, order="C")
-        return np.ascontiguousarray(value, dtype)
+        return np.asarray(value, dtype, order="C")
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -15,6 +15,7 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
+from onnxremat.exporting.pytorch import arguments
 from onnxremat.grad import differentiate, training_of
 from onnxremat.ort.session import Options, open_session, session_options
 
@@ -159,3 +160,8 @@ def test_gradients_are_those_of_autograd(
         ours = found[known[name]] if name in known else np.zeros_like(wanted)
         assert np.abs(ours - wanted).max() <= CLOSE * max(np.abs(wanted).max(), 1e-3), name
     onnx.checker.check_model(step, full_check=True)
+
+
+def test_examples_may_be_single_numbers() -> None:
+    found = arguments(Unrolled(), (ROW, torch.tensor(3))).arrays()
+    assert [array.shape for array in found.values()] == [(3, 4), ()]
