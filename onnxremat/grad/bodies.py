@@ -170,6 +170,7 @@ def _renamed(call: Call, part: str, graph: Graph, inputs: Sequence[str]) -> Body
     ops = tuple(op.renamed(prefix + op.name, names) for op in graph.ops)
     given, returned = (tuple(names.get(n, n) for n in f) for f in (graph.inputs, graph.outputs))
     tensors = {n: t.tensors[n] for op in ops for n in (*op.reads, *op.writes)}
-    made, inner = Graph(ops, tensors, given, returned, frame), t.inside()
+    inner = t.inside(next(filter(None, call.cotangents)))
+    made = Graph(ops, tensors, given, returned, frame)
     walk = call.walk.inside(made, inner, Constants(made))
     return Body(made, tuple(names[name] for name in inputs), returned, inner, walk)

@@ -56,7 +56,7 @@ class Tape:
         self.opset = opset
         self.varies: Callable[[int], bool] = lambda _: False
         self._taken = set(taken) | set(tensors)
-        self._scope = "grad"
+        self._scope, self._after = "grad", ""
         self._phase = "backward"
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[int, Shape, bytes], str] = {}
@@ -105,11 +105,11 @@ class Tape:
         """Element type, as ``onnx.TensorProto`` numbers it."""
         return self.tensors[name].dtype
 
-    def inside(self) -> Tape:
+    def inside(self, after: str = "") -> Tape:
         """A tape for a body: what it emits is its own; names, tensors and constants, which bodies
-        may read, are shared."""
+        may read, are shared. Large tensors of one value are made after ``after``."""
         made = copy(self)
-        made.ops, made._inner = [], {}
+        made.ops, made._inner, made._after = [], {}, after
         return made
 
     def declare(self, name: str, dtype: int, shape: Sequence[int] | None) -> str:
@@ -171,9 +171,13 @@ class Tape:
     def filled(self, value: float, shape: Sequence[int], dtype: int) -> str:
         """A tensor of one value, made at run time so that the file does not hold it."""
         array = np.full(1, value).astype(helper.tensor_dtype_to_np_dtype(dtype))
+        sizes = self.integers(*shape)
+        if self._after and math.prod(shape) >= _MANY:  # onnxruntime would fold it into the body
+            none = self.mul(self.op("Size", self._after, shape=(), dtype=T.INT64), 0)
+            sizes = self.add(sizes, none)
         return self.op(
             "ConstantOfShape",
-            self.integers(*shape),
+            sizes,
             shape=shape,
             dtype=dtype,
             value=numpy_helper.from_array(array, "value"),

@@ -8,6 +8,8 @@ import pytest
 
 from onnxremat.errors import OnnxrematError
 from onnxremat.grad import differentiate
+from onnxremat.graph.bodies import graphs
+from onnxremat.ort.offline import optimise
 from tests.grad import judge
 from tests.toolbox import parse
 
@@ -155,3 +157,14 @@ LISTED = """g (float[2, 2] x, float[2, 2] w, int64 n) => (float[2, 2] y) <bool g
 def test_what_has_no_size_is_refused(text: str) -> None:
     with pytest.raises(OnnxrematError, match="is not known"):
         differentiate(parse(text), loss="mse", optimizer=None, trainable=["w"])
+
+
+def test_no_zeros_are_held_in_bodies() -> None:
+    """onnxruntime folds what only constants enter, also into bodies, and holds it all along."""
+    made = parse("""g (float[64, 64] x, bool c, float[64, 64] w) => (float[64, 64] y) {
+        y = If(c) <then_branch = t () => (float[64, 64] p) { p = MatMul(x, w) },
+          else_branch = e () => (float[64, 64] q) { q = Sin(x) }> }""")
+    step = differentiate(made, loss="mse", optimizer=None, trainable=["w", "x"])
+    held = [t.ByteSize() for g in graphs(optimise(step, "onnxruntime", None).graph)
+            for t in g.initializer]  # fmt: skip
+    assert max(held, default=0) < 1000
