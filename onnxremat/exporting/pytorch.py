@@ -76,7 +76,7 @@ class Arguments:
     def arrays(self) -> dict[str, np.ndarray]:
         """By name, for onnxruntime."""
         return {
-            n: np.ascontiguousarray(numbers(n, t))
+            n: np.asarray(numbers(n, t), order="C")  # which leaves a single number one
             for n, t in zip(self.names, self.tensors, strict=True)
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import helper
@@ -15,6 +15,9 @@ from onnxremat.grad.tape import Shape, Tape
 from onnxremat.graph.ir import Op
 from onnxremat.ort.computed_sizes import is_misinferred
 
+if TYPE_CHECKING:
+    from onnxremat.grad.engine import Walk
+
 
 @dataclass
 class Call:
@@ -24,10 +27,12 @@ class Call:
         op: the forward op.
         tape: where to emit, and the shapes of all tensors.
         cotangents: one per output, None where the loss does not depend on the output.
-        needs: one per input, whether its cotangent is wanted.
+        needs: one per input, whether its cotangent is wanted; then one per tensor that bodies
+            read.
         version: opset version of the op's domain.
         constant_of: value of a tensor that is known before the run, else None.
         add_output: asks the forward op for a further output, see :meth:`extra`.
+        walk: that the call is part of; walks over bodies come of it.
     """
 
     op: Op
@@ -36,7 +41,8 @@ class Call:
     needs: tuple[bool, ...]
     version: int
     constant_of: Callable[[str], np.ndarray | None]
-    add_output: Callable[[Op, int, int, Shape], str]
+    add_output: Callable[[Op, int, int, Shape | None], str]
+    walk: Walk
 
     @property
     def x(self) -> str:
@@ -110,13 +116,14 @@ class Call:
         name = self.input(position)
         return None if name is None else self.constant_of(name)
 
-    def extra(self, position: int, dtype: int, shape: Shape) -> str:
-        """Output ``position`` of the forward op, which is made to write it if it does not yet."""
+    def extra(self, position: int, dtype: int, shape: Shape | None) -> str:
+        """Output ``position`` of the forward op, which is made to write it if it does not yet; of
+        no shape where only a run knows it."""
         return self.add_output(self.op, position, dtype, shape)
 
     def only(self, cotangent: str | None, position: int = 0) -> list[str | None]:
         """Cotangents of all inputs when only one of them has one."""
-        return [cotangent if i == position else None for i in range(len(self.op.inputs))]
+        return [cotangent if i == position else None for i in range(len(self.op.operands))]
 
     def require_inferred(self) -> None:
         """Raises:

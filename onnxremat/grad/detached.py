@@ -25,6 +25,7 @@ from onnxremat.grad.marks import (
 )
 from onnxremat.grad.merged import Place
 from onnxremat.grad.signature import PARAMETER
+from onnxremat.graph.ir import all_nodes, subgraphs
 
 _KEY = "onnxremat.stop_gradient"
 _TARGET = re.compile(r"target=torch\.ops\.aten\.detach_?\.default\]")
@@ -41,54 +42,68 @@ def is_stop(node: onnx.NodeProto) -> bool:
 
 
 def with_stops(model: onnx.ModelProto, marks: Marks) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """A model with an Identity wherever PyTorch's graph had one that stops gradients; and nodes
-    that read such a result, but the file does not tell by which input."""
+    """A model with an Identity wherever PyTorch's graph had one that stops gradients, in bodies
+    too; and nodes that read such a result, but the file does not tell by which input."""
+    if not marks.stopped and not any(map(_takes_stopped, all_nodes(model.graph))):
+        return model, ()
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    return made, tuple(_with_stops(made.graph, marks, {}, frozenset()))
+
+
+def _with_stops(
+    graph: onnx.GraphProto, marks: Marks, outside: Mapping[str, str], still: frozenset[str]
+) -> list[str]:
+    """Put them into a graph and the bodies in it; returns the nodes that do not tell.
+
+    Args:
+        outside: what PyTorch's graph calls the tensors around a body.
+        still: stored tensors around it that the code made.
+    """
     calls: dict[str, tuple[Reading, list[onnx.NodeProto]]] = {}
-    for node in model.graph.node:
+    for node in graph.node:
         about = reading_of(node)
         if about is not None:
             calls.setdefault(about.call, (about, []))[1].append(node)
-    known = _names(model, marks, calls)
-    there = {*known.values()}
-    read = {
-        call: tokens
-        for call, (about, _) in calls.items()
-        if (tokens := [t for t in about.taken if is_detached(t) and t not in there])
-    }
-    folded, unclear = _folded(model, marks)
-    if not read and not folded:
-        return model, tuple(unclear)
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    at = {node.output[0]: node for node in made.graph.node if node.output}
-    stops: dict[str, str] = {}
-    stored = {tensor.name for tensor in model.graph.initializer}
-    still = {n for n in stored if not marks.token_of(n) and not marks.tokens_of(n)}
-    for call, tokens in read.items():
-        about, nodes = calls[call]
+    own = _names(graph, marks, calls)
+    known = {**outside, **own}
+    read = {name for node in graph.node for name in node.input}
+    there = {*own.values(), *(token for name, token in outside.items() if name in read)}
+    stored = {tensor.name for tensor in graph.initializer}
+    still |= {n for n in stored if not marks.token_of(n) and not marks.tokens_of(n)}
+    found, unclear = _folded(graph, marks)
+    for about, nodes in calls.values():
+        tokens = [t for t in about.taken if is_detached(t) and t not in there]
+        if not tokens:
+            continue
         places = _places(nodes, about.taken, tokens, known)
         if places is None and not still.isdisjoint(name for n in nodes for name in n.input):
             others = {known.get(name, "") for n in nodes for name in n.input} - {""}
             places = [] if others - {about.made} <= {*about.taken} else None
         if places is None:
             unclear.append(nodes[0].name or nodes[0].output[0])
-        for node, position in places or ():
-            name = node.input[position]
-            if name in still:
-                continue  # made by code: it has no gradient
-            at[node.output[0]].input[position] = stops.setdefault(name, f"{name}/detached")
-    for node, position in folded:
+        # What the code made has no gradient.
+        found += [(n, position) for n, position in places or () if n.input[position] not in still]
+    stops: dict[str, str] = {}
+    for node, position in found:
         name = node.input[position]
-        at[node.output[0]].input[position] = stops.setdefault(name, f"{name}/detached")
-    _insert(made.graph, stops)
-    return made, tuple(unclear)
+        node.input[position] = stops.setdefault(name, f"{name}/detached")
+    if stops:
+        _insert(graph, stops)
+    bodies = [body for node in graph.node for body in subgraphs(node)]
+    return unclear + [name for each in bodies for name in _with_stops(each, marks, known, still)]
 
 
-def _folded(model: onnx.ModelProto, marks: Marks) -> tuple[list[Place], list[str]]:
+def _takes_stopped(node: onnx.NodeProto) -> bool:
+    about = reading_of(node)
+    return about is not None and any(map(is_detached, about.taken))
+
+
+def _folded(graph: onnx.GraphProto, marks: Marks) -> tuple[list[Place], list[str]]:
     """Where nodes read a parameter that the exporter folded with the stop before it
     (``w.detach().T``); and nodes that read one, but perhaps as another of equal numbers."""
     places, unclear = [], []
-    for node in model.graph.node:
+    for node in graph.node:
         about = reading_of(node)
         for position, name in enumerate(node.input):
             if name not in marks.stopped or (about and any(map(is_detached, about.taken))):
@@ -103,9 +118,10 @@ def _folded(model: onnx.ModelProto, marks: Marks) -> tuple[list[Place], list[str
 def straight_through(model: onnx.ModelProto) -> tuple[str, ...]:
     """Nodes that add what was subtracted just before, which only ``x + (y - x).detach()`` makes
     sense of: the file does not say that gradients stop there."""
-    makers = {name: node for node in model.graph.node for name in node.output}
+    every = [*all_nodes(model.graph)]
+    makers = {name: node for node in every for name in node.output}
     found = []
-    for node in model.graph.node:
+    for node in every:
         sources = [makers.get(name) for name in node.input]
         if node.op_type == "Add" and any(
             made is not None and made.op_type == "Sub" and made.input[1] == other
@@ -119,7 +135,7 @@ def stopped_in_one(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
     """Parameters behind tensors that are read for two of PyTorch's graph, which were equal, in a
     module that stops gradients: perhaps in one of the two. Of ``mse(q, z.detach()) +
     mse(q.detach(), z)`` the file has one, which is read twice."""
-    if not any(map(_tells_of_stops, model.graph.node)):
+    if not any(map(_tells_of_stops, all_nodes(model.graph))):
         return ()
     makers = {name: node for node in model.graph.node for name in node.output}
     waiting = [name for name, _ in stood_in(model)]
@@ -145,15 +161,15 @@ def _tells_of_stops(node: onnx.NodeProto) -> bool:
 
 
 def _names(
-    model: onnx.ModelProto, marks: Marks, calls: Mapping[str, tuple[Reading, list[onnx.NodeProto]]]
+    graph: onnx.GraphProto, marks: Marks, calls: Mapping[str, tuple[Reading, list[onnx.NodeProto]]]
 ) -> dict[str, str]:
     """What PyTorch's graph calls a tensor; a part of a result as the result."""
     known = {}
-    for tensor in model.graph.initializer:
+    for tensor in graph.initializer:
         token = marks.token_of(tensor.name)
         if token or not is_nameless(tensor.name):
             known[tensor.name] = token or tensor.name
-    for value in model.graph.input:
+    for value in graph.input:
         known[value.name] = next(
             (e.value for e in value.metadata_props if e.key == PLACEHOLDER), value.name
         )

@@ -8,6 +8,7 @@ from functools import partial, reduce
 from operator import itemgetter
 
 import numpy as np
+import onnx
 from onnx import TensorProto as T
 
 from onnxremat.grad import registry
@@ -74,7 +75,7 @@ class Walk:
         due: Mapping[str, int] | None = None,
     ) -> None:
         self._ops, self._tape, self._opsets = graph.ops, tape, graph.opsets
-        self._constant_of, self._variant_of = constant_of, variant_of
+        self.constant_of, self._variant_of = constant_of, variant_of
         self._sources = sources or {}
         self._written = {op.name: op.outputs for op in graph.ops}
         self.spans: dict[str, range] = {}  # of the tape, per op: what its rule emitted
@@ -84,6 +85,7 @@ class Walk:
         self._stretches: dict[str, list[Stretch]] = {}  # of stretches, likewise
         self.gradient_of: dict[str, str] = {}  # cotangent per tensor of the forward pass
         self._outputs: dict[str, list[str]] = {}
+        self._nodes: dict[str, onnx.NodeProto] = {}  # of ops whose body returns more
         self._hiding = hiding(graph, tape, constant_of)
 
     def run(self, seeds: Mapping[str, str], wanted: Collection[str]) -> Backward:
@@ -113,10 +115,6 @@ class Walk:
         return tuple(self._extended(op) for op in self._ops)
 
     def _visit(self, op: Op, cotangents: tuple[str | None, ...], smooth: set[str]) -> None:
-        read = [name for name in op.captures if name in smooth]
-        if read:
-            why = f"its body reads '{read[0]}', which is trained or follows from it"
-            raise registry.missing_rule(op, self._opsets.get("", 1), why)
         if self._due is not None:
             self._now = self._due[op.name]
             if self._in_stretches(op, cotangents[0]):
@@ -135,18 +133,20 @@ class Walk:
                 self._tape,
                 cotangents,
                 tuple(
-                    name in smooth and f"x{k}" not in rule.flat for k, name in enumerate(op.inputs)
+                    name in smooth and f"x{k}" not in rule.flat
+                    for k, name in enumerate(op.operands)
                 ),
                 self._opsets.get(rule.domain, 1),
-                self._constant_of,
+                self.constant_of,
                 self._add_output,
+                self,
             )
             found = rule.cotangents(call)  # or its refusal
             if not self._counts(op, cotangents):
                 found = self._none_of(call)
             for position, cotangent in enumerate(found):
                 if cotangent is not None and call.need(position):
-                    self._accumulate(op.inputs[position], cotangent)
+                    self._accumulate(op.operands[position], cotangent)
         self.spans[op.name] = range(start, len(self._tape.ops))
 
     def _counts(self, op: Op, cotangents: Sequence[str | None]) -> bool:
@@ -157,7 +157,7 @@ class Walk:
 
     def _none_of(self, call: Call) -> list[str | None]:
         """Zeros for all inputs that are wanted."""
-        names = enumerate(call.op.inputs)
+        names = enumerate(call.op.operands)
         return [self._tape.zeros(name) if call.need(k) else None for k, name in names]
 
     def _in_single(
@@ -165,6 +165,8 @@ class Walk:
     ) -> tuple[Op, tuple[str | None, ...]]:
         """The op as its rule is to see it: float32 tensors that were cast are cast again from
         (or to) 16 bits, and some ops in 16 bits are differentiated in float32."""
+        if op.captures:  # bodies read them by these names
+            return op, cotangents
         single = op.op_type in NORMS or (self._sources and op.op_type in SINGLE)
         if single and not any(self._tape.dtype(name) in HALVES for name in op.reads):
             single = False
@@ -214,13 +216,13 @@ class Walk:
         """Whether an op takes a stretch of its input, whose cotangent is put together later."""
         if cotangent is None:
             return False
-        found = stretch_of(op, cotangent, self._tape, self._constant_of)
+        found = stretch_of(op, cotangent, self._tape, self.constant_of)
         if found is None:
             return False
         self._stretches.setdefault(op.inputs[0], []).append(found)
         return True
 
-    def _add_output(self, op: Op, position: int, dtype: int, shape: Shape) -> str:
+    def _add_output(self, op: Op, position: int, dtype: int, shape: Shape | None) -> str:
         outputs = self._outputs.setdefault(op.name, list(self._written[op.name]))
         outputs += [""] * (position + 1 - len(outputs))
         if not outputs[position]:
@@ -228,7 +230,23 @@ class Walk:
             outputs[position] = self._tape.declare(name, dtype, shape)
         return outputs[position]
 
+    def inside(
+        self, graph: Graph, tape: Tape, constant_of: Callable[[str], np.ndarray | None]
+    ) -> Walk:
+        """A walk over a body of one of the ops, by the same rules."""
+        return Walk(graph, tape, constant_of, self._variant_of)
+
+    @property
+    def opsets(self) -> Mapping[str, int]:
+        """Operator set version per domain."""
+        return self._opsets
+
+    def give_body(self, op: Op, node: onnx.NodeProto) -> None:
+        """Another node for an op, whose body returns more."""
+        self._nodes[op.name] = node
+
     def _extended(self, op: Op) -> Op:
         if op.name not in self._outputs:
             return op
-        return replace(op, outputs=tuple(self._outputs[op.name]))
+        node = self._nodes.get(op.name, op.node)
+        return replace(op, outputs=tuple(self._outputs[op.name]), node=node)

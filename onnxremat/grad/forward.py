@@ -12,6 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UnsupportedError
+from onnxremat.grad.apart import results_of_loops
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.decompose import decomposed
 from onnxremat.grad.engine import dependents
@@ -85,7 +86,20 @@ def read_forward(
     """
     model = read_small_weights(inline_functions(model), folder)
     light = _without_listed_weights(weights_as_inputs(model))
-    light = _with_gelu(_expanded(upgraded(light, opset)))
+    return settled(_with_gelu(_expanded(upgraded(light, opset))), variable, sizes)
+
+
+def settled(
+    light: onnx.ModelProto, variable: Collection[str] = (), sizes: RunSizes | None = None
+) -> Graph:
+    """The graph of a model that is at its opset: what has no rule written out, every size known.
+
+    Args:
+        variable, sizes: see :func:`read_forward`.
+
+    Raises:
+        ModelError: the model is not valid, or a size in it is not known.
+    """
     graph = _typed(light)
     least, idle = len(graph.tensors), 0
     for _ in range(ROUNDS):  # sizes decide on branches, and branches hold sizes
@@ -95,14 +109,20 @@ def read_forward(
         if written_out is not None:
             graph, idle = _told(_expanded(written_out), sizes), 0
             continue
+        of_loops = results_of_loops(graph, Constants(graph, variable), settled)
         left = len(unknown_shapes(graph))
-        idle = 0 if left < least else idle + 1
+        idle = 0 if left < least or of_loops else idle + 1
         least = min(least, left)
         if left and sizes is not None and idle and sizes.name(graph, variable, sure=idle <= IDLE):
             idle = 0
+        elif left and sizes is not None and idle:
+            of_loops = results_of_loops(graph, Constants(graph, variable), settled, sizes)
+            idle = 0 if of_loops else idle
         if not left or idle > IDLE:
             break
-        graph = _inferred_on(_told(_folded(graph, variable), sizes))
+        model = _folded(graph, variable)
+        model.graph.value_info.extend(of_loops)
+        graph = _inferred_on(_told(model, sizes))
     require_shapes(graph, f"{BIND}; a training step needs sizes that do not depend on data")
     graph = _with_tensor_inputs(graph)
     graph = without_odd_bias(graph, Constants(graph, variable))

@@ -32,20 +32,37 @@ def runs_of_loop(graph: Graph, op: Op, known: Known) -> int | None:
     Args:
         known: values of the tensors it reads, as far as they are known before the run.
     """
+    runs = count_of_loop(graph, op, known)
+    if runs is None or runs > LONGEST or runs * len(_body(op).node) > MOST:
+        return None
+    return runs
+
+
+def count_of_loop(graph: Graph, op: Op, known: Known) -> int | None:
+    """How often a Loop runs, None where that is not known.
+
+    Args:
+        known: values of the tensors it reads, as far as they are known before the run.
+    """
     body = _body(op)
     trips = known.get(op.inputs[0]) if op.inputs[0] else np.array(LONGEST)
     start = known.get(op.inputs[1]) if len(op.inputs) > 1 and op.inputs[1] else np.array(True)
     if trips is None or start is None:
         return None
-    limit = int(np.asarray(trips).reshape(()))
-    if limit > LONGEST or limit * len(body.node) > MOST:
-        return None
+    limit = max(0, int(np.asarray(trips).reshape(())))
     if not bool(np.asarray(start).reshape(())):
         return 0
     deciding = _Deciding(body, graph.opsets)
     if deciding.steady:
         return limit if op.inputs[0] else None
+    if limit > LONGEST:
+        return None
     return deciding.count(limit, bool(op.inputs[0]), op.inputs[2:], known)
+
+
+def always_goes_on(op: Op) -> bool:
+    """Whether a Loop, once begun, ends by its count alone."""
+    return _Deciding(_body(op), {}).steady
 
 
 class _Deciding:

@@ -62,15 +62,15 @@ class Rule:
         return f"{kind}{position}" in self.reads or f"{kind}*" in self.reads
 
     def cotangents(self, call: Call) -> Cotangents:
-        """What the function returns: one cotangent per input of the node. Inputs that are the
-        same tensor may share one.
+        """What the function returns: one cotangent per input of the node, then one per tensor
+        that its bodies read. Those that are the same tensor may share one.
 
         Raises:
             OnnxrematError: not one per input, or None for one that is wanted: a gradient would
                 vanish in silence.
         """
         found = self.function(call)
-        inputs = call.op.inputs
+        inputs = call.op.operands
         if len(found) != len(inputs):
             raise self._wrong(call, f"{len(found)} cotangents for {len(inputs)} inputs")
         given = {name for name, cotangent in zip(inputs, found, strict=True) if cotangent}

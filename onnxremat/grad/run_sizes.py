@@ -19,6 +19,7 @@ from onnx import helper
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad.constants import LIMIT, Constants
+from onnxremat.grad.loops import always_goes_on
 from onnxremat.graph.fixed_counts import fixed_count
 from onnxremat.graph.ir import Graph, Op
 
@@ -108,6 +109,19 @@ class RunSizes:
         if what not in self._by_mask:
             self._by_mask[what] = next(self._primes)
         return self._by_mask[what], times
+
+    def runs_of(self, graph: Graph, op: Op, rows: str) -> int:
+        """A number for how often a Loop runs: one for all that run as often as the same count says.
+
+        Args:
+            rows: one of its results, of which each run makes a row.
+        """
+        read = [_values(graph)[name] if name else "" for name in op.inputs[:2]]
+        key = ("Loop", *read) if op.inputs[0] and always_goes_on(op) else ("Loop", op.name)
+        if key not in self._by_mask:
+            self._by_mask[key] = next(self._primes)
+        self.places.setdefault(self._by_mask[key], Place(rows, 0, 1))
+        return self._by_mask[key]
 
     def state(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Tell in a model what is known of the outputs of such ops; returns the model."""

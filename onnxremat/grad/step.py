@@ -46,7 +46,7 @@ from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
 from onnxremat.grad.variants import least_kept
-from onnxremat.grad.warned import nothing_trained, warnings_of
+from onnxremat.grad.warned import nothing_trained, of_bodies, warnings_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.weights import check_sizes
@@ -435,6 +435,7 @@ class _Builder:
         moved = self.statistics if self.optimizer is not None else ()
         still = [entry.name for entry in moved if entry.keep == 1.0]
         found = warnings_of(self.stock, self.rows, self.resting, still)
+        found += tuple(of_bodies(self.graph.ops, self.parameters, self.settings))
         self.warnings = (*found, *self.sizes.fixed.values())
 
     def _frame(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from onnx import helper, numpy_helper
 from onnxremat.grad.roles import PHASE
 from onnxremat.grad.two_steps import in_two_steps
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import Graph, Op, Role, Tensor
+from onnxremat.graph.ir import Graph, Op, Role, Tensor, captures
 
 T = onnx.TensorProto
 Shape = tuple[int, ...]
@@ -57,7 +58,7 @@ class Tape:
         self.varies: Callable[[int], bool] = lambda _: False
         self.rows_at: dict[str, tuple[str, str]] = {}
         self._taken = set(taken) | set(tensors)
-        self._scope = "grad"
+        self._scope, self._after = "grad", ""
         self._phase = "backward"
         self._counts: dict[str, int] = {}
         self._constants: dict[tuple[int, Shape, bytes], str] = {}
@@ -107,10 +108,18 @@ class Tape:
         """Element type, as ``onnx.TensorProto`` numbers it."""
         return self.tensors[name].dtype
 
-    def declare(self, name: str, dtype: int, shape: Sequence[int]) -> str:
-        """Make a tensor's type known (an input, an output added to a forward op)."""
-        shape = tuple(int(d) for d in shape)
-        size = tensor_bytes(dtype, shape)
+    def inside(self, after: str = "") -> Tape:
+        """A tape for a body: what it emits is its own; names, tensors and constants, which bodies
+        may read, are shared. Large tensors of one value are made after ``after``."""
+        made = copy(self)
+        made.ops, made._inner, made._after = [], {}, after
+        return made
+
+    def declare(self, name: str, dtype: int, shape: Sequence[int] | None) -> str:
+        """Make a tensor's type known (an input, an output added to a forward op); no shape is one
+        that only a run knows."""
+        shape = None if shape is None else tuple(int(d) for d in shape)
+        size = 0 if shape is None else tensor_bytes(dtype, shape)
         self.tensors[name] = Tensor(name, dtype, shape, size, Role.ACTIVATION)
         self._taken.add(name)
         return name
@@ -165,9 +174,13 @@ class Tape:
     def filled(self, value: float, shape: Sequence[int], dtype: int) -> str:
         """A tensor of one value, made at run time so that the file does not hold it."""
         array = np.full(1, value).astype(helper.tensor_dtype_to_np_dtype(dtype))
+        sizes = self.integers(*shape)
+        if self._after and math.prod(shape) >= _MANY:  # onnxruntime would fold it into the body
+            none = self.mul(self.op("Size", self._after, shape=(), dtype=T.INT64), 0)
+            sizes = self.add(sizes, none)
         return self.op(
             "ConstantOfShape",
-            self.integers(*shape),
+            sizes,
             shape=shape,
             dtype=dtype,
             value=numpy_helper.from_array(array, "value"),
@@ -214,7 +227,8 @@ class Tape:
         kept = {key: value for key, value in attributes.items() if value is not None}
         node = helper.make_node(op_type, inputs, made, name=name, domain=domain, **kept)
         node.metadata_props.add(key=PHASE, value=self._phase)
-        self.ops.append(Op(name, op_type, domain, tuple(inputs), tuple(made), (), node))
+        read = captures(node)
+        self.ops.append(Op(name, op_type, domain, tuple(inputs), tuple(made), read, node))
         return tuple(made)
 
     def _operands(self, inputs: Sequence[Operand]) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.graph.bodies import levels
+from onnxremat.graph.bodies import graphs, levels
+from onnxremat.graph.ir import all_nodes
 
 STANDARD = ("", "ai.onnx")
 ELSEWHERE = "onnxremat.kept"  # where ops are meanwhile that onnx does not know
 PLACES = 11  # opset from which a Resize says how it finds its places
+NO_BATCH = 9  # opset from which a Scan goes through one sequence
 ONE_AXIS = 13  # opset from which a Hardmax works along one axis
 
 
@@ -29,9 +33,11 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     from onnx import version_converter
 
     model.ir_version = max(model.ir_version, 8)
-    own = [node for node in model.graph.node if _only_onnxruntimes(node, version)]
-    for node in own:
-        node.domain = ELSEWHERE
+    nodes = [*all_nodes(model.graph)]
+    _refuse_batches(nodes, version)
+    for node in nodes:
+        if _only_onnxruntimes(node, version):
+            node.domain = ELSEWHERE
     _name_domains(model)
     try:
         made = version_converter.convert_version(model, opset)
@@ -42,16 +48,31 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             hint=f"export it again at opset {opset} or later",
         ) from error
     made = with_metadata(made, model)
-    for node in made.graph.node:
+    for node in all_nodes(made.graph):
         if node.domain == ELSEWHERE:
             node.domain = ""
         if version < PLACES and node.op_type == "Resize":
             _resize_as_before(node, made)
-    if version < ONE_AXIS:
-        nodes = [each for node in made.graph.node for each in _hardmax_as_before(node)]
-        del made.graph.node[:]
-        made.graph.node.extend(nodes)
+    for graph in graphs(made.graph) if version < ONE_AXIS else ():
+        if any(node.op_type == "Hardmax" for node in graph.node):
+            nodes = [each for node in graph.node for each in _hardmax_as_before(node)]
+            del graph.node[:]
+            graph.node.extend(nodes)
     return made
+
+
+def _refuse_batches(nodes: Iterable[onnx.NodeProto], version: int) -> None:
+    """Raises:
+    UnsupportedError: a Scan of opset 8, which goes through a batch of sequences: onnx's converter
+        takes that axis from the model's inputs as well.
+    """
+    for node in nodes:
+        if node.op_type == "Scan" and node.domain in STANDARD and version < NO_BATCH:
+            raise UnsupportedError(
+                f"node '{node.name}' (Scan) is not differentiated",
+                why="in opset 8 it goes through a batch of sequences, which no later one has",
+                hint="export the model again at opset 9 or later",
+            )
 
 
 def _name_domains(model: onnx.ModelProto) -> None:
@@ -73,8 +94,8 @@ def _resize_as_before(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
     node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
     if any(each.name == "mode" and each.s != b"nearest" for each in node.attribute):
         return
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    for other in model.graph.node:
+    stored = {t.name: t for graph in graphs(model.graph) for t in graph.initializer}
+    for other in all_nodes(model.graph):
         for each in other.attribute if other.op_type == "Constant" else ():
             stored[other.output[0]] = each.t
     scales = stored.get(node.input[2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad.adapters import beside_adapters, low_rank
@@ -11,7 +11,8 @@ from onnxremat.grad.description import Weight
 from onnxremat.grad.marks import first_of, is_nameless
 from onnxremat.grad.parameters import Inventory
 from onnxremat.grad.quantised import BEFORE, is_quantising
-from onnxremat.graph.ir import Op
+from onnxremat.grad.settings import Settings
+from onnxremat.graph.ir import Op, all_nodes, subgraphs
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
 STATISTICS = 4  # elements of a named buffer up to which it is not (means of colours)
@@ -130,6 +131,29 @@ def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]
             f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
             f"({names}): these are trained with a bias instead{f' of {gone}' * bool(gone)}; to "
             "keep them, export with onnxremat.export, or as docs/exporting.md says"
+        )
+    return found
+
+
+def of_bodies(ops: Iterable[Op], trained: Collection[str], settings: Settings) -> list[str]:
+    """Normalizations and dropouts in bodies of If, Loop and Scan, which stay as they are for
+    inference."""
+    nodes = [n for op in ops for body in subgraphs(op.node) for n in all_nodes(body)]
+    found = []
+    norms = [n for n in nodes if n.op_type == "BatchNormalization"]
+    still = [
+        n.name for n in norms if settings.batch_norm == "train" and {*n.input[1:3]} & {*trained}
+    ]
+    if still:
+        found.append(
+            f"{len(still)} batch normalizations keep to their running statistics, because they lie "
+            f"in bodies of If, Loop or Scan: {first_of(still, 3)}"
+        )
+    idle = [n.name for n in nodes if n.op_type == "Dropout" and settings.dropout]
+    if idle:
+        found.append(
+            f"{len(idle)} dropouts drop nothing, because they lie in bodies of If, Loop or Scan: "
+            f"{first_of(idle, 3)}"
         )
     return found
 

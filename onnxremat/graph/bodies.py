@@ -84,11 +84,16 @@ def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             yield from _bodies(body.node)
 
 
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and each body in it."""
+    yield graph
+    yield from _bodies(graph.node)
+
+
 def levels(graph: onnx.GraphProto) -> Iterator[Iterable[onnx.NodeProto]]:
     """The nodes of a graph, and those of each body in it."""
-    yield graph.node
-    for body in _bodies(graph.node):
-        yield body.node
+    for each in graphs(graph):
+        yield each.node
 
 
 def _names(node: onnx.NodeProto) -> Iterator[str]:

@@ -78,6 +78,11 @@ class Op:
         object.__setattr__(self, "writes", tuple(filter(None, self.outputs)))
 
     @property
+    def operands(self) -> tuple[str, ...]:
+        """Inputs, then captures."""
+        return self.inputs + self.captures
+
+    @property
     def standard(self) -> bool:
         """True for operators of the default ONNX domain."""
         return self.domain in ("", "ai.onnx")

@@ -179,7 +179,7 @@ class FirstValues:
             )
         if name in self._arrays or not value.flags.writeable:
             return np.array(value, dtype, order="C")
-        return np.ascontiguousarray(value, dtype)
+        return np.asarray(value, dtype, order="C")
 
 
 def _check_given(known: Sequence[str], trained: Sequence[str], sizes: Mapping[str, int]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.grad.checking import Case, Fixed
+from tests.grad.control_cases import CONTROL
 from tests.grad.draws import Draw, apart, generator, inside, normal, positive
 
 
@@ -642,3 +643,7 @@ for _shape in ((4, 3), (2, 3, 4, 4)):
     # statistics that are computed from what is trained, as nets that standardise weights do
     case("BatchNormalization", normal(*_shape), normal(3), normal(3), normal(3), positive(3),
          opsets=(18,), epsilon=1e-3)  # fmt: skip
+
+# ---- bodies ------------------------------------------------------------------------------------
+for _op, _inputs, _options in CONTROL:
+    case(_op, *_inputs, **_options)

@@ -39,6 +39,8 @@ class Case:
         exact: whether the reference evaluator can run it in float64; otherwise differences are
             taken in float32 by onnxruntime, with a large step.
         valid: whether the operator is one that onnx itself knows and still allows.
+        reads: names of the node's inputs, where these are not ``x0``, ``x1`` and so on.
+        before: nodes that make some of these.
     """
 
     op: str
@@ -51,13 +53,16 @@ class Case:
     tolerance: float = 1e-5
     exact: bool = True
     valid: bool = True
+    reads: tuple[str, ...] | None = None
+    before: tuple[onnx.NodeProto, ...] = ()
 
     def label(self) -> str:
         shapes = "x".join(
             "none" if a is None else "-".join(map(str, _array(a).shape)) or "scalar"
             for a in self.inputs
         )
-        settings = ",".join(f"{k}={v}" for k, v in self.attributes.items())
+        named = ((k, getattr(v, "name", v)) for k, v in self.attributes.items())  # bodies
+        settings = ",".join(f"{k}={v}" for k, v in named)
         return f"{self.op}[{shapes}]{settings}"
 
 
@@ -95,11 +100,11 @@ def build(case: Case, opset: int, dtype: np.dtype) -> tuple[onnx.ModelProto, dic
             inputs.append(helper.make_tensor_value_info(name, kind, array.shape))
             values[name] = array
     outs = [f"y{k}" for k in range(case.outputs)]
-    node = helper.make_node(
-        case.op, names, outs, name="node", domain=case.domain, **case.attributes
-    )
+    read = names if case.reads is None else case.reads
+    settings = {k: _in_type(v, dtype) for k, v in case.attributes.items()}
+    node = helper.make_node(case.op, read, outs, name="node", domain=case.domain, **settings)
     shapes = _output_shapes(node, inputs, initializers, outs, values, opset, case)
-    nodes, terms = [node], []
+    nodes, terms = [*case.before, node], []
     rng = np.random.default_rng(7)
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     for k in case.used:
@@ -115,6 +120,20 @@ def build(case: Case, opset: int, dtype: np.dtype) -> tuple[onnx.ModelProto, dic
     return _model(graph, opset, case.domain), values
 
 
+def _in_type(setting: Any, dtype: np.dtype) -> Any:
+    """A body with its floating-point numbers in another type."""
+    if not isinstance(setting, onnx.GraphProto):
+        return setting
+    made = onnx.GraphProto()
+    made.CopyFrom(setting)
+    for graph in (made, *(a.g for node in made.node for a in node.attribute if a.HasField("g"))):
+        for value in (*graph.input, *graph.output):
+            kind = value.type.tensor_type
+            if kind.elem_type == TensorProto.FLOAT:
+                kind.elem_type = helper.np_dtype_to_tensor_dtype(dtype)
+    return made
+
+
 def _model(graph: onnx.GraphProto, opset: int, domain: str) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", opset)]
     if domain:
@@ -124,7 +143,7 @@ def _model(graph: onnx.GraphProto, opset: int, domain: str) -> onnx.ModelProto:
 
 def _output_shapes(node, inputs, initializers, outs, values, opset, case) -> list[tuple[int, ...]]:
     infos = [onnx.ValueInfoProto(name=name) for name in outs]
-    graph = helper.make_graph([node], "forward", inputs, infos, initializers)
+    graph = helper.make_graph([*case.before, node], "forward", inputs, infos, initializers)
     return [np.asarray(r).shape for r in _runner(_model(graph, opset, case.domain), case)(values)]
 
 

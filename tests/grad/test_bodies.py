@@ -63,11 +63,21 @@ def test_a_weight_that_a_branch_returns_is_trained(stored: bool) -> None:
 
 
 @pytest.mark.parametrize("body", [STORED, CONSTANT], ids=["stored", "constant"])
-def test_a_weight_of_a_branch_that_is_not_known_is_not_left_out_in_silence(body: str) -> None:
+def test_weights_of_branches_that_are_not_known_are_trained(body: str) -> None:
+    made = branches(body, known=False)
+    step = differentiate(made, loss="mse", optimizer=None)
+    assert len(training_of(step).gradients) == 2
+    for taken in (True, False):
+        told = judge.judged(made, [X, np.array(taken)], stored=False)
+        assert judge.verdict(told) == judge.RIGHT
+
+
+def test_what_a_body_draws_is_named() -> None:
+    body = STORED.replace("p = MatMul(x", "n = RandomNormalLike(x) s = Add(x, n) p = MatMul(s")
     made = branches(body, known=False)
     with pytest.raises(UnsupportedError, match="no gradient rule for If") as refused:
         differentiate(made, loss="mse")
-    assert "its body reads 'w" in refused.value.why
+    assert "draws random numbers" in refused.value.why
     assert "set-input" in refused.value.hint
 
 
@@ -88,3 +98,19 @@ def test_constants_of_code_stay_in_bodies() -> None:
     made.graph.initializer.append(numpy_helper.from_array(gain, "gain"))
     step = differentiate(made, loss="mse", optimizer=None)
     assert [name for name, _ in training_of(step).gradients] == ["gain"]
+
+
+def test_what_stays_as_it_is_in_bodies_is_said() -> None:
+    made = parse("""g (float[4, 3] x, bool c) => (float[4, 3] y)
+      <float[3] scale = {1.5, 0.5, 2}, float[3] bias = {0.5, 1, 3}, float[3] mean = {0, 1, 2},
+       float[3] var = {1, 2, 3}> {
+      y = If(c) <then_branch = t () => (float[4, 3] p) {
+          [norm] n = BatchNormalization(x, scale, bias, mean, var)
+          [drop] d = Dropout(n) p = Sin(d) },
+        else_branch = e () => (float[4, 3] q) { q = Mul(x, scale) }> }""")
+    step = differentiate(made, loss="mse", optimizer="sgd")
+    said = " ".join(training_of(step).warnings)
+    assert "1 batch normalizations keep to their running statistics, because they lie in" in said
+    assert "1 dropouts drop nothing" in said
+    step = differentiate(made, loss="mse", optimizer="sgd", dropout=False, batch_norm="frozen")
+    assert "in bodies of" not in " ".join(training_of(step).warnings)

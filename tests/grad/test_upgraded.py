@@ -90,3 +90,28 @@ def test_operators_that_onnx_dropped_are_written_out(text: str) -> None:
     made.opset_import[0].version = 7
     case = judge.judged(made, [X], stored=True)
     assert judge.verdict(case) == judge.RIGHT
+
+
+def test_what_lies_in_a_body_is_brought_along() -> None:
+    """A Resize until opset 10, and a Hardmax until opset 12, in a branch that only a run takes."""
+    made = parse("""g (float[1, 1, 4, 3] x, bool c) => (float[1, 1, 10, 6] y)
+        <float[4] s = {1, 1, 2.5, 2}> {
+        y = If(c) <then_branch = t () => (float[1, 1, 10, 6] p) {
+            h = Hardmax <axis = 1> (x) m = Mul(h, x) p = Resize <mode = "nearest"> (m, s) },
+          else_branch = e () => (float[1, 1, 10, 6] q) {
+            q = Resize <mode = "linear"> (x, s) }> }""")
+    made.opset_import[0].version = 10
+    for taken in (True, False):
+        case = judge.judged(made, [X, np.array(taken)], stored=False)
+        assert judge.verdict(case) == judge.RIGHT
+
+
+def test_a_scan_over_a_batch_is_refused() -> None:
+    """In opset 8; onnx's converter takes the batch from the model's inputs, too."""
+    made = parse("""g (float[1, 2] h, float[1, 3, 2] x) => (float[1, 2] y, float[1, 3, 2] z) {
+        y, z = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] s)
+            => (float[2] c, float[2] d) { c = Add(a, s) d = Sin(c) }>("", h, x) }""")
+    made.opset_import[0].version = 8
+    with pytest.raises(UnsupportedError, match="Scan") as refused:
+        differentiate(made, loss="mse", optimizer=None, trainable=["x"])
+    assert "opset 9" in refused.value.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,10 +59,22 @@ class TorchGraph:
         inputs = tuple(values[name] if name else None for name in node.input)
         version = self.versions.get(node.domain, 1)
         settings = {a.name: _value(a) for a in node.attribute}
+        bodies = {k: v for k, v in settings.items() if isinstance(v, onnx.GraphProto)}
+        settings |= {k: partial(self._body, body, values) for k, body in bodies.items()}
         if self.train and node.op_type == "BatchNormalization":
             settings["training_mode"] = 1
         call = Node(op, inputs, settings, len(node.output), version, self.real)
         return self.compute(call, node)
+
+    def _body(
+        self, body: onnx.GraphProto, outside: Mapping[str, Tensor], *given: Tensor
+    ) -> list[Tensor]:
+        """What a body returns."""
+        values = {**outside, **dict(zip((v.name for v in body.input), given, strict=True))}
+        values |= {t.name: to_tensor(numpy_helper.to_array(t), self.real) for t in body.initializer}
+        for node in body.node:
+            values.update(zip(node.output, self._outputs(node, values), strict=False))
+        return [values[value.name] for value in body.output]
 
     def compute(self, call: Node, node: onnx.NodeProto) -> list[Tensor]:
         """The outputs of one node; the names of its tensors are in ``node``."""

@@ -8,6 +8,7 @@ here is derived from the rules. A new rule needs one entry here.
 
 from tests.torch.node import Operator
 from tests.torch.operators.attention import ATTENTION
+from tests.torch.operators.control import CONTROL
 from tests.torch.operators.convolution import CONVOLUTION
 from tests.torch.operators.elementwise import ELEMENTWISE
 from tests.torch.operators.indexing import INDEXING
@@ -31,4 +32,5 @@ OPERATORS: dict[str, Operator] = {
     **RESIZE,
     **SAMPLING,
     **ATTENTION,
+    **CONTROL,
 }
