@@ -112,7 +112,7 @@ class Tape:
         """A tape for a body: what it emits is its own; names, tensors and constants, which bodies
         may read, are shared. Large tensors of one value are made after ``after``."""
         made = copy(self)
-        made.ops, made._inner, made._after = [], {}, after
+        made.ops, made._inner, made._gemms, made._after = [], {}, {}, after
         return made
 
     def declare(self, name: str, dtype: int, shape: Sequence[int] | None) -> str:
@@ -178,15 +178,8 @@ class Tape:
         if self._after and math.prod(shape) >= _MANY:  # onnxruntime would fold it into the body
             none = self.mul(self.op("Size", self._after, shape=(), dtype=T.INT64), 0)
             sizes = self.add(sizes, none)
-        return self.op(
-            "ConstantOfShape",
-            sizes,
-            shape=shape,
-            dtype=dtype,
-            value=numpy_helper.from_array(array, "value"),
-        )
-
-    # ---- ops -----------------------------------------------------------------------------
+        each = numpy_helper.from_array(array, "value")
+        return self.op("ConstantOfShape", sizes, shape=shape, dtype=dtype, value=each)
 
     def op(
         self,
