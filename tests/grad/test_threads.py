@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from onnxremat.grad.rules import row_sums
+from onnxremat.grad import row_sums
 from onnxremat.grad.tape import Tape
 from tests.grad.checking import Case, Fixed, build, gradients
 from tests.grad.large import RACING, SCATTERS, THREADS, backward, different, error, results
