@@ -233,12 +233,23 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def read_weight(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray:
-    """The value of an initializer; of one that lies in a file, read straight into the array."""
+    """The value of an initializer; of one that lies in a file, read straight into the array.
+
+    Raises:
+        ModelError: of no known type, or its bytes are not those that its shape needs.
+    """
     where = {entry.key: entry.value for entry in tensor.external_data}
-    kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    count = int(np.prod(tuple(tensor.dims), dtype=np.int64))
-    if folder is None or where.get("length") != str(count * kind.itemsize):
-        return numpy_helper.to_array(tensor, str(folder or ""))
+    count = prod(tensor.dims)
+    try:
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        if folder is None or where.get("length") != str(count * kind.itemsize):
+            return numpy_helper.to_array(tensor, str(folder or ""))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"weight '{tensor.name}' is damaged",
+            why=f"element type {tensor.data_type}, shape {list(tensor.dims)}; onnx says: {error}",
+            hint="export the model again",
+        ) from error
     offset = int(where.get("offset", 0))
     value = np.fromfile(folder / where["location"], np.uint8, count * kind.itemsize, offset=offset)
     return value.view(kind).reshape(tuple(tensor.dims))

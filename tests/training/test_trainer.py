@@ -47,6 +47,18 @@ def test_steps_that_lack_what_their_description_names() -> None:
                 Trainer(made, net())
 
 
+@pytest.mark.parametrize("how", ["type", "bytes"])
+def test_weights_that_are_damaged(how: str) -> None:
+    given = net()
+    tensor = given.graph.initializer[0]
+    if how == "type":
+        tensor.data_type = 0
+    else:
+        tensor.raw_data = numpy_helper.to_array(tensor).tobytes()[:-1]
+    with pytest.raises(ModelError, match=f"weight '{tensor.name}' is damaged"):
+        Trainer(differentiate(net()), given)
+
+
 def test_fit_learns_and_reports() -> None:
     seen: list[int] = []
     run = trainer()
