@@ -78,7 +78,8 @@ def test_a_branch_that_is_not_known_says_how_to_choose_it(cli: Command, rates: P
     same = RATES.replace("[2, k]", "[2, 2]").replace("float[2, 1] p", "float[2, 2] p")
     same = same.replace("float[3, 1]", "float[3, 2]").replace("2.25}", "2.25, 1.25, 3, 7}")
     onnx.save(parse(same), "in.onnx")
-    cli(*asked).assert_refused(7, "its body reads", "onnxremat set-input IN OUT NAME=VALUE")
+    both = cli(*asked)  # of one size: trained as it is, or as one of its branches
+    assert both.code == 0, both.err
     step = cli("set-input", "in.onnx", "o.onnx", "rate=1", "on=true,false")
     assert step.code == 0, step.err
     cli("differentiate", "o.onnx", "step.onnx", "--loss", "mse")

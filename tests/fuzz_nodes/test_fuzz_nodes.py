@@ -26,12 +26,13 @@ from tests.grad import judge
 from tests.toolbox import parse
 
 ROOT = Path(__file__).resolve().parents[2]
-# Stopping gradients is all that is known of them, or they have bodies or sequences.
+# Stopping gradients is all that is known of them; or they have bodies, which grad/test_control.py
+# draws.
 NOT_DRAWN = {
     "Bernoulli", "Constant", "ConstantOfShape", "ConvInteger", "DynamicQuantizeLinear", "EyeLike",
-    "MatMulInteger", "Multinomial", "NonMaxSuppression", "NonZero", "QuantizeLinear",
+    "If", "Loop", "MatMulInteger", "Multinomial", "NonMaxSuppression", "NonZero", "QuantizeLinear",
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range",
-    "RegexFullMatch", "Shape", "Size", "StringConcat", "StringNormalizer", "StringSplit",
+    "RegexFullMatch", "Scan", "Shape", "Size", "StringConcat", "StringNormalizer", "StringSplit",
     "TfIdfVectorizer", "Unique",
 }  # fmt: skip
 
