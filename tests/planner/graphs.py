@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+
+import numpy as np
 
 from onnxremat.planner.problem import Problem
 
@@ -24,6 +27,19 @@ def training(size: list[int], cost: list[float], inputs: list[list[int]]) -> Pro
         sizes.append(size[op])
         costs.append(2 * cost[op])
     return Problem.plain(sizes, costs, reads)
+
+
+def late_weights(layers: int) -> Problem:
+    """A chain, its gradients in reverse, and then those of all weights, small results: each reads
+    the gradient behind a layer and what the layer read."""
+    reads: list[list[int]] = [[layer - 1] if layer else [] for layer in range(layers)]
+    for layer in reversed(range(layers)):
+        reads.append([len(reads) - 1, layer] if layer < layers - 1 else [layer])
+    for layer in reversed(range(1, layers)):
+        reads.append([2 * layers - 1 - layer, layer - 1])
+    size = [100] * (2 * layers) + [1] * (layers - 1)
+    made = Problem.plain(size, [10.0] * len(reads), reads)
+    return replace(made, keep=np.arange(made.values) >= 2 * layers)
 
 
 def ones(reads: list[list[int]]) -> Problem:

@@ -13,6 +13,8 @@ from onnxremat.planner import Problem, peak
 from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
+from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.portfolio import Portfolio
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.relaxed import Relaxed
 from onnxremat.planner.schedule import Schedule
@@ -21,7 +23,7 @@ from onnxremat.planner.semantics import ledger
 from onnxremat.planner.walks import TUNING, Walks
 from tests.limits import LONG
 from tests.planner.asking import asked
-from tests.planner.graphs import small_transformer
+from tests.planner.graphs import late_weights, small_transformer
 
 
 def placing(problem: Problem, share: float) -> LazyCuts:
@@ -125,3 +127,17 @@ def test_walks_end_when_they_are_told_to() -> None:
     for _ in walks.each():
         told.append(True)
     assert 3 < len(told) <= 4 + 2 * TUNING.crossed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_first_runs_move_to_where_others_need_the_same(seed: int, warm: None) -> None:
+    """Gradients of weights that a file has at its end need no second runs, beside the others."""
+    problem = late_weights(80)
+    options = PlanOptions(work=400, threads=1, seed=seed)
+    budget = int(0.55 * peak(problem, problem.store_all()))
+    incumbent = Incumbent.of(problem, budget, options)
+    climb = Portfolio.of(incumbent, list(range(problem.ops)), options)
+    climb.greedy()
+    assert incumbent.value > 1.2 * problem.reference
+    climb.walk(bool)
+    assert incumbent.value == pytest.approx(problem.reference)
