@@ -107,6 +107,11 @@ class Training:
         return self.parameters + self.states
 
     @property
+    def of_model(self) -> tuple[str, ...]:
+        """Inputs that begin with values of the model: parameters and running statistics."""
+        return tuple(v.input for v in self.variables if v.initial == "model")
+
+    @property
     def updates(self) -> dict[str, str]:
         """Old to new value of everything that a step writes."""
         return {v.input: v.output for v in self.variables if v.output}

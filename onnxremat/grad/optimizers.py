@@ -118,10 +118,8 @@ class Adam(Optimizer):
     decoupled: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "beta1",
-            "beta2",
-        ):  # at 1 nothing is ever added, and the correction divides by 0
+        # At 1 nothing is ever added, and the correction divides by 0.
+        for name in ("beta1", "beta2"):
             below(getattr(self, name), 1, name)
         for name in ("epsilon", "weight_decay"):
             at_least(getattr(self, name), 0, name)

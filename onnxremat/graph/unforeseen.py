@@ -55,15 +55,15 @@ def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
         and graph.tensors[op.outputs[0]].bytes >= LEAST
     }  # fmt: skip
     inputs = {n for n in graph.inputs if graph.tensors[n].shape and is_left(graph.tensors[n])}
-    shown = {op.name: where for op in _first_constants(graph) if (where := _shown_at(graph, op))}
-    return _Found(graph, SHOWN, shown).made(frozenset(weights), frozenset(inputs.difference(known)))
+    found = _Found(graph, SHOWN, _waits(graph))
+    return found.made(frozenset(weights), frozenset(inputs.difference(known)))
 
 
 def constants_unforeseen(graph: Graph) -> Graph:
     """The graph with nothing large that follows from constants alone, as far as that goes; shapes
     of other values stay known."""
-    shown = {op.name: where for op in _first_constants(graph) if (where := _shown_at(graph, op))}
-    return _Found(graph, SHOWN, shown).made(frozenset(), frozenset()) if shown else graph
+    waits = _waits(graph)
+    return _Found(graph, SHOWN, waits).made(frozenset(), frozenset()) if waits else graph
 
 
 def _bound(graph: Graph, op: Op) -> str:
@@ -84,6 +84,11 @@ def _shown_at(graph: Graph, op: Op) -> str:
     tensor = graph.tensors.get(name)
     fits = tensor is not None and tensor.role is Role.WEIGHT and tensor.shape is not None
     return name if tensor is not None and fits and is_left(tensor) else ""
+
+
+def _waits(graph: Graph) -> dict[str, str]:
+    """Which constant of an op is to wait for the zero, by the op."""
+    return {op.name: where for op in _first_constants(graph) if (where := _shown_at(graph, op))}
 
 
 def _first_constants(graph: Graph) -> list[Op]:

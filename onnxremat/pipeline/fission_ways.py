@@ -89,7 +89,7 @@ class RegionsInParts(InParts):
     @property
     def _counts_nodes(self) -> bool:
         """The budget is for what a session keeps of nodes, too."""
-        return self.budget.kind != "peak" and "session" not in self.prepared.settings.not_counted
+        return not self._share and "session" not in self.prepared.settings.not_counted
 
     def _within(self, limit: Limit, why: str) -> Candidate | None:
         room = limit.planned - self.prepared.weights

@@ -65,7 +65,7 @@ class Evaluator:
         source, folder = open_source(model)
         shapes = {name: trainer.types[name][0] for name in about.data}
         bound = bind(inline_functions(source), shapes)
-        held = {v.input for v in about.variables if v.initial == "model"}
+        held = {*about.of_model}
         graph = prediction_graph(bound, about.prediction, held, folder, about.restored)
         session = open_session(graph, session_options(Options(threads=threads)), folder)
         self._trainer = trainer

@@ -116,7 +116,7 @@ class FirstValues:
                 known.update(tensor.name for tensor in model.graph.initializer)
             for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, folder))
-        trained = [v.input for v in training_of(models[-1][0]).variables if v.initial == "model"]
+        trained = training_of(models[-1][0]).of_model
         if weights is not None:
             _check_given(sorted(known), trained, self._sizes())
             self._check_frozen(*models[-1], known.difference(trained))

@@ -318,8 +318,9 @@ class Trainer:
                     due = False
             self.update()
             progress.epoch, progress.batch = progress.epoch + 1, 0
-            self.require_sound()
-            if checkpoint is not None:
+            if checkpoint is None:
+                self.require_sound()
+            else:
                 self.save(checkpoint)
             if on_epoch is not None:
                 on_epoch(progress)
@@ -331,7 +332,7 @@ class Trainer:
         """
         state, gathered = self.state, self._sums if self.progress.gathered else ()
         lost = next(
-            (name for name in (*self._trained(), *gathered)
+            (name for name in (*self.training.of_model, *gathered)
              if name in state and not np.isfinite(state[name]).all()), None,
         )  # fmt: skip
         if lost is not None:
@@ -344,17 +345,13 @@ class Trainer:
 
     # ---- state ---------------------------------------------------------------------------
 
-    def _trained(self) -> list[str]:
-        """Parameters and running statistics."""
-        return [v.input for v in self.training.variables if v.initial == "model"]
-
     def learned(self) -> dict[str, np.ndarray]:
         """Parameters and running statistics by name, as they are now.
 
         Raises:
             UsageError: other processes hold some of them.
         """
-        state, names = self.state, self._trained()
+        state, names = self.state, self.training.of_model
         absent = next((name for name in names if name not in state), None)
         if absent is not None:
             raise UsageError(
@@ -377,11 +374,15 @@ class Trainer:
             UsageError: it cannot be written, or would hold no numbers (:meth:`require_sound`).
         """
         self.require_sound()
+        self._write(Path(path))
+
+    def _write(self, path: Path) -> None:
+        """A checkpoint of what holds numbers."""
         progress = self.progress
         facts = progress.facts(self.rows) | self._facts()
         empty = () if progress.gathered else self._sums
         kept = {name: array for name, array in self.state.items() if name not in empty}
-        write_tensors(Path(path), kept, {"format": "onnxremat-checkpoint", "version": "1", **facts})
+        write_tensors(path, kept, {"format": "onnxremat-checkpoint", "version": "1", **facts})
 
     def _facts(self) -> dict[str, str]:
         """What a checkpoint says besides."""

@@ -300,9 +300,9 @@ class DataParallel(Trainer):
         """No gradients wait for an update, which are those of this process."""
         return self.ranks.size == 1 or not self.progress.gathered
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, which any number of ranks may go on from; where state is shared out,
-        all have to call.
+    def _write(self, path: Path) -> None:
+        """A checkpoint which any number of ranks may go on from; where state is shared out, all
+        have to call.
 
         Raises:
             UsageError: it cannot be written, or gradients wait for an update.
@@ -315,7 +315,7 @@ class DataParallel(Trainer):
             )
         if self._shares is None:
             if self.ranks.first:
-                super().save(path)
+                super()._write(path)
             return
         held, rank = self._held.arrays, self.ranks.rank
         own = {n: held[n] for n, owner in self._shares.owner.items() if owner == rank}
@@ -325,7 +325,7 @@ class DataParallel(Trainer):
             for row in rows:
                 held.update((n, a) for n, a in row.items() if n not in before)
             try:
-                super().save(path)
+                super()._write(path)
             finally:
                 for name in set(held) - before:
                     del held[name]

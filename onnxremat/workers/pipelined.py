@@ -319,14 +319,13 @@ class PipelineParallel(Trainer):
         for row in ranks.gathered(own):
             self._everything.update(row)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint as one process does; all have to call."""
-        self.require_sound()
+    def _write(self, path: Path) -> None:
+        """As one process does; all have to call."""
         self.collect()
         if self.mesh.everyone.first:
             facts = self.progress.facts(self.rows)
             about = {"format": "onnxremat-checkpoint", "version": "1", **facts}
-            write_tensors(Path(path), self._everything, about)
+            write_tensors(path, self._everything, about)
         self._everything = {}
 
     def resume(self, path: str | os.PathLike[str]) -> None:
