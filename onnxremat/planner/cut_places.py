@@ -44,6 +44,20 @@ class CutPlaces:
     cuts: list[int] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
 
+    def first(self) -> int | None:
+        """Where the first cut goes: at the peak of the base order."""
+        problem = self.lists.problem
+        return int(occupancy(problem, problem.store_all()).argmax())
+
+    def holds_anywhere(self, cut: int) -> bool:
+        """A first cut at an op holds for every order."""
+        return self.free and self._chained([cut]) is not None
+
+    def give_order(self) -> bool:
+        """Go on with cuts that hold for the one order; False where none of them can be made."""
+        self.free = False
+        return True
+
     def spans(self) -> Spans:
         """The intervals between them, for every order of the ops where that can be had."""
         if self.free:

@@ -191,14 +191,16 @@ class Incumbent:
     def certificate(self) -> Bound:
         """Bound of the objective that applies to the best schedule.
 
-        Without a schedule, the bound of one order says nothing about the others.
+        Without a schedule, the bound of one order says nothing about the others; where that of
+        every order is as near as is asked, it says more.
         """
         if self.parallel:
             return self.span
         best = self.best
         applies = self.fixed_order if best is None else best is self.kept
         stronger = self.ordered.seconds > self.free.seconds * (1 + SLACK)
-        return self.ordered if applies and stronger else self.free
+        near = best is not None and best.time - self.free.seconds <= self.gap * self.total
+        return self.ordered if applies and stronger and not near else self.free
 
     @property
     def bound(self) -> float:
@@ -254,7 +256,7 @@ class Incumbent:
             else:
                 self.moved = found
             if self.best is not before:
-                self._tell(planner)
+                self.tell(planner)
         return True
 
     def _judged(self, schedule: Schedule, took: float) -> tuple[Bytes, float]:
@@ -310,7 +312,7 @@ class Incumbent:
                 shared = f"{kind} over {self.streams} streams"
                 lifted = self.span.lift(bound / self.streams, shared) or lifted
             if lifted:
-                self._tell(kind)
+                self.tell(kind)
 
     def solution(self) -> Solution:
         """What to hand to the caller."""
@@ -336,14 +338,22 @@ class Incumbent:
             makespan=inf if best is None else best.span,
             makespan_bound=self.span.seconds if best is None else min(self.span.seconds, best.span),
             trace=tuple(self.trace),
-            notes=tuple(self.notes),
+            notes=(*self.notes, *self._anywhere(proof)),
         )
+
+    def _anywhere(self, proof: Bound) -> list[str]:
+        """What is known of every order, where the proof is of one alone."""
+        more = self.free.seconds / self.total - 1.0 if self.total else 0.0
+        if proof is not self.ordered or not 1e-6 < more < inf:
+            return []
+        return [f"no plan in any order takes less than {100 * more:+.2f}% ({self.free.kind})"]
 
     def _rank(self, found: Found) -> tuple[float, float]:
         """Objective first, the other number to break ties."""
         return (found.span, found.time) if self.parallel else (found.time, found.span)
 
-    def _tell(self, stage: str) -> None:
+    def tell(self, stage: str) -> None:
+        """Note where planning is, and tell the caller."""
         self.trace.append((self.elapsed, self.value, self.bound))
         if self.progress is not None:
             self.progress(self.value, self.bound, stage)

@@ -187,6 +187,7 @@ def _climb(
     """Greedy repair where there is a choice of orders, then the whole portfolio on the best."""
     with incumbent.uncounted():
         search.warm_up(incumbent.problem.devices)
+    from onnxremat.planner.any_order import AnyOrder
     from onnxremat.planner.other_orders import in_other_orders
     from onnxremat.planner.portfolio import Portfolio
 
@@ -206,7 +207,12 @@ def _climb(
             climbs[1].listed()
         best = max(climbs, key=lambda climb: climb.merit)
     incumbent.follow(best.named)
+    anyhow = None
+    if not (several or incumbent.fixed_order or options.method.rung):
+        anyhow = AnyOrder.of(incumbent, options)
+        if not incumbent.closed and best.lazy.tied_at_first:
+            anyhow.begin()
     if not incumbent.closed:
         best.run(options.method.rung)
-    if not options.method.rung:
-        in_other_orders(best, [climb for climb in climbs if climb is not best], options)
+    if anyhow is not None:
+        in_other_orders(best, [climb for climb in climbs if climb is not best], options, anyhow)

@@ -180,7 +180,10 @@ class LazyCuts:
         """Solve once and add a cut; False when there is nothing more to gain."""
         over = self.incumbent.over
         if not self.places.cuts and self.problem.devices == 1:
-            self.places.cuts.append(int(occupancy(self.problem, self.problem.store_all()).argmax()))
+            first = self.places.first()
+            if first is None:
+                return False
+            self.places.cuts.append(first)
         placed = self.placing
         if placed:
             self._place()
@@ -215,6 +218,12 @@ class LazyCuts:
             self.asked = set(self.places.cuts) - known | ends
         return more
 
+    @property
+    def tied_at_first(self) -> bool:
+        """A cut at the peak proves something of one order alone."""
+        first = self.places.first()
+        return first is None or not self.places.holds_anywhere(first)
+
     def _tie(self) -> None:
         """Say whether bounds are of one order that the planner, on one device, may leave; those of
         the makespan are for every order."""
@@ -226,6 +235,11 @@ class LazyCuts:
         """Bytes over budget per device, shape (D,)."""
         excess: Bytes = np.maximum(peaks(self.problem, schedule) - self.budgets, 0)
         return excess
+
+    def _area(self, schedule: Schedule) -> float:
+        """Bytes over budget, summed over the steps."""
+        use = occupancy(self.problem, schedule)
+        return float(np.maximum(use - self.budgets[:, None], 0).sum())
 
     def _repair(self, spans: Spans, schedule: Schedule, result: Result) -> None:
         """Make the schedule of a solution fit: by smaller budgets, then by the search."""
@@ -431,14 +445,22 @@ class LazyCuts:
         return ("placement", "single-cut")[count] if count < 2 else f"lazy-cuts({count})"
 
     def _extract(self, made: CutModel, point: Floats, *, within: bool = False) -> Schedule | None:
-        in_order = self.incumbent.fixed_order
-        schedule = late_schedule(made, point, within=within, in_order=in_order)
-        if schedule is not None:
-            if self.lists.links:
-                schedule = retimed(self.problem, schedule, self.incumbent.budgets)
-            self.last = schedule
-            self.offer(schedule, "lazy-cuts")
-        return schedule
+        """The schedule of a point, offered; where it says which interval ops of no certain one run
+        in, those run in the base order or as soon as they can, whichever is less over budget."""
+        fixed, spans = self.incumbent.fixed_order, made.spans
+        loose = not fixed and spans.any_order and spans.earliest != spans.latest
+        found = []
+        for soon in (False, True) if loose else (False,):
+            schedule = late_schedule(made, point, within=within, in_order=fixed, soon=soon)
+            if schedule is not None:
+                if self.lists.links:
+                    schedule = retimed(self.problem, schedule, self.incumbent.budgets)
+                found.append(schedule)
+                self.offer(schedule, "lazy-cuts")
+        if not found:
+            return None
+        self.last = found[0] if len(found) == 1 else min(found, key=self._area)
+        return self.last
 
     def _advance(self, made: CutModel, point: Floats, schedule: Schedule) -> bool:
         """Cut where the schedule of a point breaks a budget; False when no cut can be added.
@@ -453,10 +475,7 @@ class LazyCuts:
             return False
         if self._learn(made, strict):
             return True
-        if not (self.places.free and self.placing):
-            return False
-        self.places.free = False  # cuts that hold for the one order are all that is left
-        return True
+        return self.places.free and self.placing and self.places.give_order()
 
     def _learn(self, made: CutModel, schedule: Schedule) -> bool:
         """Cut at first runs, or where that is done at second runs, that break a budget."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from onnxremat.planner.any_order import AnyOrder
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.portfolio import Portfolio
 from onnxremat.planner.schedule import Schedule
@@ -36,18 +37,25 @@ class Tuning:
 TUNING = Tuning()
 
 
-def in_other_orders(climb: Portfolio, others: Sequence[Portfolio], options: PlanOptions) -> None:
+def in_other_orders(
+    climb: Portfolio, others: Sequence[Portfolio], options: PlanOptions, anyhow: AnyOrder
+) -> None:
     """Go on from where one order ended.
 
     Args:
         climb: in that order, optimal in it or with a quicker schedule of another.
         others: in orders that were put back for that one.
+        anyhow: cuts that hold for every order.
     """
-    incumbent, pays, others = climb.incumbent, 1.0, list(others)
+    incumbent, pays, others, fresh = climb.incumbent, 1.0, list(others), True
     while incumbent.tied and incumbent.best is not None and not incumbent.stopped():
         if incumbent.value - incumbent.free.seconds <= incumbent.gap * incumbent.total:
             return
         settled = incumbent.closed and not incumbent.elsewhere
+        if settled and fresh:
+            fresh = False
+            anyhow.go_on()
+            continue
         if settled and others:
             climb = _listed(climb, others.pop())
         elif settled and incumbent.elapsed > TUNING.late * incumbent.limit:

@@ -12,6 +12,7 @@ from time import sleep
 
 import numpy as np
 
+from onnxremat.planner.chain_cuts import ChainCuts
 from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
@@ -76,6 +77,7 @@ class Portfolio:
         named: op numbers of the caller for each op here.
         merit: of the greedy result: less excess, then less time.
         start: that result; where annealing begins as long as nothing is found.
+        chained: cuts are those alone that hold for every order.
     """
 
     incumbent: Incumbent
@@ -88,13 +90,16 @@ class Portfolio:
     start: Schedule | None = None
     tried: int = 0  # greedy depths
     turns: int = 0  # of annealing
+    chained: bool = False
     lazy: LazyCuts = field(init=False)
 
     def __post_init__(self) -> None:
         self.lazy = self._cuts(parallel=False)
 
     @classmethod
-    def of(cls, incumbent: Incumbent, order: list[int], options: PlanOptions) -> Portfolio:
+    def of(
+        cls, incumbent: Incumbent, order: list[int], options: PlanOptions, *, chained: bool = False
+    ) -> Portfolio:
         """Prepare for one order of the caller's ops."""
         problem = incumbent.problem
         same = order == list(range(problem.ops))
@@ -104,12 +109,13 @@ class Portfolio:
             clock=incumbent.clock,
         )  # fmt: skip
         tuning = ONE_DEVICE if problem.devices == 1 else SEVERAL
-        return cls(incumbent, lists, order, options, tuning, search)
+        return cls(incumbent, lists, order, options, tuning, search, chained=chained)
 
     def _cuts(self, *, parallel: bool) -> LazyCuts:
         """Lazy cuts for the sum of all steps, or for the loads."""
         budgets = np.asarray(self.incumbent.budgets, np.int64)
-        places = CutPlaces(self.lists, budgets, not self.incumbent.fixed_order)
+        kind = ChainCuts if self.chained else CutPlaces
+        places = kind(self.lists, budgets, not self.incumbent.fixed_order)
         incumbent, options = self.incumbent, self.options
         return LazyCuts(places, incumbent, options, self.offer, self.repair, self.best, parallel)
 
@@ -134,7 +140,7 @@ class Portfolio:
             rung: ``cuts`` or ``search`` alone.
         """
         if rung == "cuts":
-            while self._round():
+            while self.round():
                 pass
         elif rung == "search":
             self.greedy()
@@ -154,7 +160,7 @@ class Portfolio:
         first = not (incumbent.parallel and incumbent.best)
         if first:
             self.greedy(quick=True)
-        more = self._pays() and self._round()
+        more = self._pays() and self.round()
         if incumbent.over():
             return
         if first:
@@ -169,7 +175,7 @@ class Portfolio:
         incumbent = self.incumbent
         return not incumbent.parallel or self.lists.problem.ops < self.tuning.pace * incumbent.limit
 
-    def _round(self) -> bool:
+    def round(self) -> bool:
         """A round of lazy cuts; False when there is nothing more to gain by them."""
         return not self.incumbent.over() and self.lazy.round() and not self.incumbent.over()
 
@@ -334,7 +340,7 @@ class Portfolio:
             while walks.rounds and incumbent.elapsed < begin + turn and not incumbent.over():
                 next(runs, None)
             begin = incumbent.elapsed
-            more = self._round()
+            more = self.round()
             turn = max(turn, 0.5 * (incumbent.elapsed - begin))
         for _ in runs:
             pass
@@ -346,18 +352,18 @@ class Portfolio:
 
     def _run_beside(self, more: bool) -> None:
         """Lazy cuts here, annealing in a second thread; once cuts have ended, in both."""
-        with self._beside(bool):
+        with self.beside(bool):
             while more:
-                more = self._round()
+                more = self.round()
             self._walk(self.search, lambda: self.incumbent.elsewhere)
 
     def walk(self, done: Callable[[], bool]) -> None:
         """Anneal again and again, in as many threads as there are, until that is done."""
-        with self._beside(done) if self.options.beside else nullcontext():
+        with self.beside(done) if self.options.beside else nullcontext():
             self._walk(self.search, done)
 
     @contextmanager
-    def _beside(self, done: Callable[[], bool]) -> Iterator[None]:
+    def beside(self, done: Callable[[], bool]) -> Iterator[None]:
         """Annealing in a second thread (it leaves the interpreter lock) while the block runs."""
         finished = Event()
         search = Search(

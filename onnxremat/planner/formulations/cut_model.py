@@ -68,12 +68,15 @@ class CutModel:
         """Bytes of a device's budget beside what is always resident."""
         return self.budgets[device] - int(self.lists.problem.fixed[device])
 
-    def first_runs(self, point: Floats, *, in_order: bool = False) -> list[list[int]]:
+    def first_runs(
+        self, point: Floats, *, in_order: bool = False, soon: bool = False
+    ) -> list[list[int]]:
         """Ops that run first in each interval, in base order but the cut op last.
 
         Args:
             in_order: in base order throughout. Where an interval is split the point may have a
                 later op in its first part and an earlier one in its second.
+            soon: ops that may fall in several intervals follow right behind what they read.
         """
         rows: list[list[int]] = [[] for _ in range(self.intervals)]
         reached = 0
@@ -82,11 +85,36 @@ class CutModel:
             chosen = (b for b in range(early, late) if any(self.chosen(point, b, op)))
             reached = max(next(chosen, late), reached if in_order else 0)
             rows[reached].append(op)
+        if soon:
+            rows = [self._soon(row) for row in rows]
         for interval, cut in enumerate(self.spans.cuts):
             if self.spans.split(cut) is None:
                 rows[interval].remove(cut)
                 rows[interval].append(cut)
         return rows
+
+    def _soon(self, row: list[int]) -> list[int]:
+        """The ops of an interval with those that may fall in others right behind what they read:
+        what that is may then be given back, and it is no later than where it stood."""
+        lists, spans, here = self.lists, self.spans, set(row)
+        missing: dict[int, set[int]] = {}
+        behind: dict[int, list[int]] = {}
+        placed: list[int] = []
+        for op in row:
+            if spans.earliest[op] < spans.latest[op]:
+                missing[op] = here.intersection(lists.before[op])
+                for maker in missing[op]:
+                    behind.setdefault(maker, []).append(op)
+        for op in row:
+            todo = [op] if not missing.get(op) and op in here else []
+            while todo:
+                placed.append(todo.pop())
+                here.remove(placed[-1])
+                for reader in behind.pop(placed[-1], []):
+                    missing[reader].discard(placed[-1])
+                    if not missing[reader]:
+                        todo.append(reader)
+        return placed
 
     def chosen(self, point: Floats, interval: int, op: int) -> list[bool]:
         """Per device, whether an op runs there in an interval."""

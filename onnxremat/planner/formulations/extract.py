@@ -17,23 +17,24 @@ Planned = tuple[int, int, int, int, int]  # maker, hops from it, item, device, s
 
 
 def late_schedule(
-    made: CutModel, point: Floats, *, within: bool = False, in_order: bool = False
-) -> Schedule | None:
+    made: CutModel, point: Floats, *, within: bool = False, in_order: bool = False,
+    soon: bool = False,
+) -> Schedule | None:  # fmt: skip
     """Schedule that carries what the point carries and makes the rest when it is read.
 
     Args:
         within: remake values to carry on before the op that ends their interval, as the model has
             it, and not right after it, where they usually take less room.
         in_order: first runs keep the base order (the cuts have to).
+        soon: those that may fall in several intervals are made as soon as they can be in theirs.
 
     Returns:
         The schedule (its memory may be over budget), or None when the point does not say how to
         make some value and no way is at hand.
     """
     carried = [made.carried(point, interval) for interval in range(made.intervals)]
-    reader = _Reader(
-        made.lists, made.first_runs(point, in_order=in_order), carried, _Point(made, point), within
-    )
+    rows = made.first_runs(point, in_order=in_order, soon=soon)
+    reader = _Reader(made.lists, rows, carried, _Point(made, point), within)
     return reader.schedule()
 
 
