@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from onnxremat.planner import ladder, lazy_cuts, portfolio, relaxed, walks
+from onnxremat.planner.any_order import AnyOrder
 from onnxremat.planner.cut_places import CutPlaces
 from onnxremat.planner.formulations import cut_memory
 
@@ -65,7 +66,9 @@ def _cool() -> None:
 LAZY, PORTFOLIOS = lazy_cuts.TUNING, (portfolio.ONE_DEVICE, portfolio.SEVERAL)
 Lazy, Portfolio = lazy_cuts.LazyCuts, portfolio.Portfolio
 ABLATIONS = (
-    Ablation("cuts", "lazy cuts as a whole", _replace(Portfolio, "_round", lambda self: False)),
+    Ablation("cuts", "lazy cuts as a whole", _replace(Portfolio, "round", lambda self: False)),
+    Ablation("chains", "cuts that hold for every order, where one frees many ops",
+             _replace(AnyOrder, "_run", lambda *_, **__: None)),
     Ablation("annealing", "annealing as a whole",
              _replace(Portfolio, "anneal", lambda *_, **__: None)),
     Ablation("rules", "checkpoint rules for a first plan", _replace(ladder, "RULES", ())),

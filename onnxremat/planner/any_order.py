@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.options import PlanOptions
@@ -22,10 +23,12 @@ class Tuning:
     Attributes:
         first: share of the limit before any order is looked at by itself (a GPT-2 step at 50 %:
             1.30 % proven in 3 s; in its own order 2.00 % are optimal).
+        pace: ops per second of the limit up to which that is begun with.
         later, most: of the time until one order is closed, and of the limit at most, for more.
     """
 
-    first: float = 0.05
+    first: float = 0.1
+    pace: float = 100.0
     later: float = 1.0
     most: float = 0.3
 
@@ -39,29 +42,30 @@ class AnyOrder:
 
     Attributes:
         incumbent: what they are a part of, which takes what they find.
-        climb: with such cuts, in the base order, where an interval says nothing else.
+        options: of planning.
         more: another round can be had.
     """
 
     incumbent: Incumbent
-    climb: Portfolio
+    options: PlanOptions
     more: bool = True
 
-    @classmethod
-    def of(cls, incumbent: Incumbent, options: PlanOptions) -> AnyOrder:
-        """Nothing is cut yet."""
-        order = incumbent.problem.store_all()
-        return cls(incumbent, Portfolio.of(incumbent, order, options, chained=True))
+    @cached_property
+    def climb(self) -> Portfolio:
+        """With such cuts, in the base order where an interval says nothing else."""
+        order = self.incumbent.problem.store_all()
+        return Portfolio.of(self.incumbent, order, self.options, chained=True)
 
     def begin(self) -> None:
         """Before anything else."""
-        self._run(TUNING.first * self.incumbent.limit)
+        if self.incumbent.problem.ops < TUNING.pace * self.incumbent.limit:
+            self._run(TUNING.first * self.incumbent.limit)
 
     def go_on(self) -> None:
         """Once one order is closed: beside walks, where there is a second thread for them."""
         incumbent = self.incumbent
         seconds = min(TUNING.later * incumbent.elapsed, TUNING.most * incumbent.limit)
-        beside = self.climb.options.beside and incumbent.best is not None
+        beside = self.options.beside and incumbent.best is not None
         self._run(seconds, beside=beside)
 
     def _run(self, seconds: float, *, beside: bool = False) -> None:

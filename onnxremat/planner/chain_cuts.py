@@ -32,7 +32,7 @@ class Tuning:
     """
 
     loose: float = 0.4
-    looked: int = 200
+    looked: int = 100
     apart: float = 0.02
     least: float = 0.33
 

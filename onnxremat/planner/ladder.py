@@ -209,7 +209,7 @@ def _climb(
     incumbent.follow(best.named)
     anyhow = None
     if not (several or incumbent.fixed_order or options.method.rung):
-        anyhow = AnyOrder.of(incumbent, options)
+        anyhow = AnyOrder(incumbent, options)
         if not incumbent.closed and best.lazy.tied_at_first:
             anyhow.begin()
     if not incumbent.closed:

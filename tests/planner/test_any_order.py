@@ -46,7 +46,7 @@ def test_what_is_proven_is_true_of_every_order(seed: int, warm: None) -> None:
     budget = middle(problem)
     exact = optimum(problem, budget, fixed_order=False)
     made = Incumbent.of(problem, budget, WORK)
-    anyhow = AnyOrder.of(made, WORK)
+    anyhow = AnyOrder(made, WORK)
     anyhow.climb.lazy.places.tuning = Tuning(loose=1.0)
     anyhow.begin()
     assert made.free.seconds <= exact * (1 + EPS)
