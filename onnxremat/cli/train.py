@@ -175,7 +175,7 @@ def command(
 ) -> None:
     """Train: epochs over data, validation, checkpoints, export. Ctrl-C stops after a checkpoint."""
     from onnxremat.graph.tensor_files import drop_leftovers
-    from onnxremat.training.data import check_arrays, open_data
+    from onnxremat.training.data import open_data, read_by
     from onnxremat.training.evaluation import Evaluator
     from onnxremat.training.schedules import Schedule
     from onnxremat.workers.mpi import join
@@ -207,7 +207,7 @@ def command(
             wanted = replace(wanted, pipelines=pipelines) if wanted else None
         trainer = trainer_of(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
-        check_arrays(trainer.training, trainer.types, arrays, data)
+        arrays = read_by(trainer.training, trainer.types, arrays, data)
         batches: Data | Shard = arrays
         if ranks:
             from onnxremat.workers.data_parallel import Shard  # loaded by several processes alone

@@ -274,7 +274,7 @@ class Executor:
             every graph output but updated state, as arrays of their own.
 
         Raises:
-            UsageError: an input is missing, or of another shape or type.
+            UsageError: an input is missing, of another shape or type, or not the model's.
             ModelError: a session fails; state may have been updated in part.
             StoppedError: it was abandoned, or Ctrl-C ended an earlier run in the middle.
         """
@@ -360,7 +360,7 @@ class Executor:
         """A run on copies of its inputs, which others may go on beside; for :meth:`carry`.
 
         Raises:
-            UsageError: an input is missing, or of another shape or type.
+            UsageError: an input is missing, of another shape or type, or not the model's.
         """
         values = self._given.copied(feeds)
         there = {("host", name): value for name, value in values.items()}

@@ -11,7 +11,7 @@ import onnx
 from onnxremat.device.machine import Device, Machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.pools import pooled
-from onnxremat.ort.binding import wrap
+from onnxremat.ort.binding import check_names, wrap
 from onnxremat.ort.values import Copies, as_array, moved, shared_empty, view
 from onnxremat.rewrite.partition import Partitioned
 
@@ -50,7 +50,7 @@ class GivenValues:
         self._arrays: dict[str, np.ndarray] = {}  # the caller's
         self._values: dict[str, Any] = {}
         for name, array in self._state.items():
-            self._take(name, array)
+            self._take(name, self._checked(name, array))
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -60,20 +60,20 @@ class GivenValues:
         return memory(self._home[name]) if name in self._home else "host"
 
     def feed(self, feeds: Mapping[str, np.ndarray]) -> list[str]:
-        """Take the inputs of a run; returns those that are new values, to be bound.
+        """Take the inputs of a run, all or none of them; returns those that are new values, to be
+        bound.
 
         Raises:
-            UsageError: an input is missing, or of another shape or type.
+            UsageError: an input is missing, of another shape or type, or not the model's.
         """
-        fresh = []
-        for name in self._inputs:
-            if name in self._state:
-                continue
-            if name not in feeds:
-                raise absent(name, feeds)
-            if self._arrays.get(name) is not feeds[name]:
-                self._take(name, feeds[name])
-                fresh.append(name)
+        names = [name for name in self._inputs if name not in self._state]
+        check_names(feeds, names)
+        fresh = [name for name in names if self._arrays.get(name) is not feeds[name]]
+        # Before any is taken: else one that is would be bound in no run after this one.
+        checked = {name: self._checked(name, feeds[name]) for name in fresh}
+        for name in names:
+            if name in checked:
+                self._take(name, checked[name])
             elif name in self.pool:  # it may have been written in place
                 self._fill(name)
         return fresh
@@ -83,12 +83,11 @@ class GivenValues:
         plugin provider read them.
 
         Raises:
-            UsageError: an input is missing, or of another shape or type.
+            UsageError: an input is missing, of another shape or type, or not the model's.
         """
         found = {}
+        check_names(feeds, self._inputs)
         for name, tensor in self._inputs.items():
-            if name not in feeds:
-                raise absent(name, feeds)
             array = self._checked(name, feeds[name])
             if name in self.pool:
                 found[name] = shared_empty(self.pool[name], tensor.dtype, tensor.shape or ())
@@ -121,9 +120,9 @@ class GivenValues:
                     homes[self.updated[new]] = device
         return homes
 
-    def _take(self, name: str, given: np.ndarray) -> None:
+    def _take(self, name: str, checked: np.ndarray) -> None:
         """Make a value over the caller's array."""
-        array = np.asarray(self._checked(name, given), order="C")
+        array = np.asarray(checked, order="C")
         self._arrays[name] = array  # another object when it was converted: then bound every run
         if name in self.pool:
             if name not in self._values:
@@ -154,8 +153,3 @@ class GivenValues:
         """Bring the caller's array to where a plugin provider reads it."""
         self._copies.between += 1
         np.copyto(view(self._values[name]), self._arrays[name])
-
-
-def absent(name: str, feeds: Mapping[str, np.ndarray]) -> UsageError:
-    """An input is missing."""
-    return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}")

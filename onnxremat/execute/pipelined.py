@@ -301,7 +301,7 @@ class Pipeline:
 
         Raises:
             UsageError: closed, another ``map`` is not at its end, or an input of a sample is
-                missing, or of another shape or type.
+                missing, of another shape or type, or not the model's.
             ModelError: a session fails.
         """
         if not self._end.alive:

@@ -102,6 +102,11 @@ class Training:
     restored: tuple[Restored, ...] = ()
 
     @property
+    def fed(self) -> tuple[str, ...]:
+        """Inputs that a batch has arrays for."""
+        return (*self.data, self.target) if self.target else self.data
+
+    @property
     def variables(self) -> tuple[Variable, ...]:
         """Everything that is kept from step to step."""
         return self.parameters + self.states

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,29 @@ def empty(info: Any) -> np.ndarray:
 def _kind(info: Any) -> np.dtype:
     kind = ORT_NAMES[info.type.removeprefix("tensor(").removesuffix(")")]
     return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+
+
+def check_names(given: Collection[str], wanted: Iterable[str], whose: str = "the model") -> None:
+    """Raises:
+    UsageError: an input has no value, or a value is for no input: a name may be misspelt, and what
+        it was meant for would be left as it is.
+    """
+    names = {*wanted}
+    for name in sorted(names.difference(given)):
+        raise absent(name, given)
+    for name in sorted(set(given) - names):
+        alike = {each.casefold(): each for each in names}
+        near = " or ".join(f"'{alike[n]}'" for n in get_close_matches(name.casefold(), alike, n=2))
+        raise UsageError(
+            f"{whose} takes no value for '{name}'",
+            why=f"its inputs are {', '.join(sorted(names)) or 'none'}",
+            hint=f"did you mean {near}?" if near else "leave it out",
+        )
+
+
+def absent(name: str, given: Iterable[str]) -> UsageError:
+    """An input has no value."""
+    return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(given))}")
 
 
 def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -193,9 +217,7 @@ class BoundSession:
         """
         for name, info in self._inputs.items():
             if name not in feeds:
-                raise UsageError(
-                    f"no value for input '{name}'", why=f"given are {', '.join(sorted(feeds))}"
-                )
+                raise absent(name, feeds)
             self._feed(name, info, np.asarray(feeds[name]))
         for name in self._again:
             self._binding.bind_ortvalue_input(name, self._state.value(name))

@@ -158,11 +158,11 @@ class DevicesRun:
         """A run in which new values are written over old ones, as a trainer has them, from one in
         which they are not; None of a model that updates nothing."""
         made, how = self.made, "side by side" if self.made.side_by_side else "one by one"
-        state = {old: np.array(self.feeds[old]) for old, _ in made.parts.pairs}
-        if not state:
+        if not made.parts.pairs:
             return None
+        state, given = made.state_and_rest(self.feeds)
         with made.executor(state, made.side_by_side) as executor:
-            found = dict(executor.run(self.feeds))
+            found = dict(executor.run(given))
             executor.pull_state()
         found |= {new: state[old] for old, new in made.parts.pairs}
         return compare(found, self.outputs[how])

@@ -12,8 +12,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from onnxremat.errors import UsageError
 from onnxremat.grad.description import Training
 from onnxremat.limits import at_least
 from onnxremat.ort.arrays import BROKEN, read_arrays
+from onnxremat.ort.binding import check_names
 
 Batch = Mapping[str, np.ndarray]
 ENDED: Any = object()  # what no loader makes
@@ -58,6 +60,16 @@ class Arrays:
             raise UsageError(f"{self.rows} rows do not fill a batch of {size}")
         self.arrays = arrays
         self._size, self._shuffle, self._seed = size, shuffle, seed
+
+    def of(self, names: Iterable[str]) -> Arrays:
+        """The same rows of some of the arrays: a file may have columns that a step does not read.
+
+        Raises:
+            KeyError: there is no such array.
+        """
+        found = copy(self)
+        found.arrays = {name: self.arrays[name] for name in names}
+        return found
 
     def __len__(self) -> int:
         return self.rows // self._size
@@ -129,6 +141,9 @@ class Batches(Protocol):
         ...
 
 
+AnyBatches = TypeVar("AnyBatches", bound=Batches)
+
+
 @contextmanager
 def _blamed(what: str) -> Iterator[None]:
     """An exception in the user's own Python says where in it it arose, in one message."""
@@ -149,6 +164,17 @@ def _blamed(what: str) -> Iterator[None]:
 # ---- checks --------------------------------------------------------------------------------------
 
 
+def read_by(about: Training, types: Types, data: AnyBatches, where: str = "") -> AnyBatches:
+    """Data as a step reads them: checked, and of arrays only those that are its inputs.
+
+    Raises:
+        UsageError: see :func:`check_arrays`.
+    """
+    check_arrays(about, types, data, where)
+    read: Any = data.of(about.fed) if isinstance(data, Arrays) else data
+    return cast(AnyBatches, read)
+
+
 def check_arrays(about: Training, types: Types, data: Batches, where: str = "") -> None:
     """Fail before the first step where arrays do not suit a training step.
 
@@ -160,7 +186,7 @@ def check_arrays(about: Training, types: Types, data: Batches, where: str = "") 
     """
     if not isinstance(data, Arrays):
         return
-    wanted = [*about.data, *((about.target,) if about.target else ())]
+    wanted = about.fed
     missing = [name for name in wanted if name not in data.arrays]
     if missing:
         raise UsageError(
@@ -206,6 +232,16 @@ def _check_rows(shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
                 why="arrays give as many of each",
                 hint=hint,
             )
+
+
+def check_batch(about: Training, batch: Batch) -> None:
+    """Fail before a step on a batch that is not one of the step's.
+
+    Raises:
+        UsageError: an input is missing, or is not the step's; a label is no class.
+    """
+    check_names(batch, about.fed, "the step")
+    check_labels(about, batch)
 
 
 def check_labels(about: Training, batch: Batch, where: str = "") -> None:

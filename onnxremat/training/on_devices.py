@@ -12,9 +12,8 @@ from onnxremat.device.host import processors
 from onnxremat.device.machine import Machine
 from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.executor import Executor
-from onnxremat.execute.given_values import absent
 from onnxremat.graph.ir import Tensor
-from onnxremat.ort.binding import BoundState, check_input
+from onnxremat.ort.binding import BoundState, absent, check_input
 from onnxremat.ort.providers import CPU, missing
 from onnxremat.training.state import Opening
 

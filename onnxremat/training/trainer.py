@@ -31,7 +31,7 @@ from onnxremat.ort.session import TUNED, Options, model_source, session_options
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
 from onnxremat.session.region import find_region
-from onnxremat.training.data import Batch, Batches, check_arrays, check_labels
+from onnxremat.training.data import Batch, Batches, check_batch, read_by
 from onnxremat.training.on_devices import DeviceSteps, planned_steps
 from onnxremat.training.progress import Progress
 from onnxremat.training.schedules import Schedule
@@ -223,7 +223,8 @@ class Trainer:
             rate: learning rate of this step instead of the schedule's.
 
         Raises:
-            UsageError: an input is missing or of another shape or type, a label is no class.
+            UsageError: an input is missing, of another shape or type, or not the step's; a label is
+                no class.
         """
         return float(self.run(batch, rate)[self.training.loss])
 
@@ -233,7 +234,7 @@ class Trainer:
         A step that accumulates updates once as many batches are gathered as it averages.
         """
         about, progress = self.training, self.progress
-        check_labels(about, batch)
+        check_batch(about, batch)
         feeds: dict[str, np.ndarray] = {**batch}
         if about.rate:
             feeds[about.rate] = np.array(self._rate(rate), np.float32)
@@ -301,7 +302,7 @@ class Trainer:
         Raises:
             UsageError: the data do not suit the graph, or the loss is no number any more.
         """
-        check_arrays(self.training, self.types, data)
+        data = read_by(self.training, self.types, data)
         progress, losses, due = self.progress, [], False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
         while progress.epoch < epochs:

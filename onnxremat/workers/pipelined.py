@@ -26,7 +26,7 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import RATE, SHARE
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
-from onnxremat.training.data import Batch, check_labels
+from onnxremat.training.data import Batch, check_batch
 from onnxremat.training.progress import Progress
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
@@ -154,7 +154,7 @@ class PipelineParallel(Trainer):
 
     def run(self, batch: Batch, rate: float | None = None) -> dict[str, np.ndarray]:
         """One step; returns the loss."""
-        check_labels(self.training, batch)
+        check_batch(self.training, batch)
         own = self._batches(batch)
         losses, ranks = sum(float(loss) for loss in own), self.mesh.everyone
         mean = ranks.mean(losses) * ranks.size * self._share

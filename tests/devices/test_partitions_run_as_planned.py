@@ -352,6 +352,26 @@ def test_wrong_feeds_are_refused() -> None:
         assert executor.run({"x": strided})["y"].shape == (64, 64)
         with pytest.raises(UsageError, match="no value for input 'x'"):
             executor.run({"X": strided})  # not with what it was given before
+        with pytest.raises(UsageError, match="takes no value for 'X'") as caught:
+            executor.run({"X": strided, "x": strided})
+        assert "'x'" in caught.value.hint
+
+
+@pytest.mark.parametrize("wrong", [{}, {"b": np.zeros((2, 2), np.float32)}, {"b": None, "c": None}])
+def test_a_refused_run_leaves_nothing_behind(wrong: dict[str, np.ndarray | None]) -> None:
+    graph = graph_of("""g (float[64, 64] a, float[64, 64] b) => (float[64, 64] y) {
+        r = Sin(a) n = Cos(b) y = Add(r, n)
+    }""")
+    machine = processors(2)
+    table = costs(graph, machine)
+    plan = earliest_finish(graph, machine, {n: t.seconds for n, t in table.items()})
+    first, second = (seeded_feeds(graph, seed) for seed in (1, 2))
+    with deploy(graph, plan, machine, table).executor() as executor:
+        executor.run(first)
+        given = {n: second["b"] if v is None else v for n, v in wrong.items()}
+        with pytest.raises(UsageError):
+            executor.run({"a": second["a"], **given})
+        assert np.array_equal(executor.run(second)["y"], run(graph, seed=2).outputs["y"])
 
 
 def test_a_run_of_another_thread_waits_for_the_one_that_is_on() -> None:

@@ -427,6 +427,21 @@ def test_missing_and_misshapen_inputs_are_named() -> None:
         run.step({"x": arrays()["x"][:3], "labels": arrays()["labels"][:3]})
 
 
+@pytest.mark.parametrize("more", ["label", "w1", "learning_rate", "m.w1"])
+def test_a_batch_with_what_the_step_does_not_take_is_refused(more: str) -> None:
+    run = trainer()
+    batch = {name: array[:BATCH] for name, array in arrays().items()}
+    with pytest.raises(UsageError, match=f"the step takes no value for '{more}'") as caught:
+        run.step({**batch, more: np.ones(BATCH, np.float32)})
+    assert ("'labels'" in caught.value.hint) == (more == "label")
+    assert run.progress.step == 0
+
+
+def test_columns_of_data_that_the_step_does_not_read_are_left_out() -> None:
+    rows = Arrays({**arrays(), "row": np.arange(ROWS)}, BATCH)
+    assert trainer().fit(rows, 1) == trainer().fit(Arrays(arrays(), BATCH), 1)
+
+
 def test_gradient_graph_does_not_train() -> None:
     with pytest.raises(UsageError, match="returns gradients"):
         Trainer(differentiate(net(), optimizer=None), net())
