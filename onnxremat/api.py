@@ -39,7 +39,6 @@ from onnxremat.exporting.write import export, from_torch
 from onnxremat.grad import Settings as Training
 from onnxremat.grad import differentiate as add_backward
 from onnxremat.grad import training_of
-from onnxremat.grad.settings import unsaid_prediction
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import files_of, missing_file, read_model, write_model
 from onnxremat.ort.functions import inline_functions
@@ -262,11 +261,12 @@ def differentiate(
     bound = bind(inline_functions(model), shapes, dims)
     step = add_backward(bound, folder=folder, settings=settings or Training())
     write_model(step, target, folder, files_of(model, folder))
+    about = training_of(step)
     return {
         "nodes": len(step.graph.node),
         "outputs": [value.name for value in step.graph.output][:1],
-        "unsaid_prediction": unsaid_prediction(bound, settings or Training()),
-        **training_of(step).facts(),
+        "unsaid_prediction": about.unsaid,
+        **about.facts(),
     }
 
 

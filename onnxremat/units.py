@@ -85,13 +85,18 @@ class Budget:
     kind: str
     value: float
 
+    @property
+    def of_peak(self) -> bool:
+        """A share of what the model takes unoptimised."""
+        return self.kind == "peak"
+
     def resolve(self, *, device_bytes: int, peak_bytes: int) -> int | None:
         """Bytes of this budget, None for ``min``."""
         if self.kind == "min":
             return None
         if self.kind == "device":
             return int(self.value * device_bytes)
-        if self.kind == "peak":
+        if self.of_peak:
             return int(self.value * peak_bytes)
         return int(self.value)
 

@@ -13,6 +13,7 @@ from onnxremat.errors import UsageError
 
 
 def command(
+    context: typer.Context,
     source: args.Model,
     target_file: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     loss: training.Loss = "cross-entropy",
@@ -43,6 +44,7 @@ def command(
     from onnxremat import api
     from onnxremat.grad import Settings as Training
 
+    training.check_loss(context)
     voice = Voice(as_json, quiet)
     settings = Training(
         loss=loss, prediction=prediction, loss_output=loss_output,

@@ -81,6 +81,18 @@ def check_train(context: typer.Context, train: bool, but: Collection[str] = ()) 
             f"{option} says how a training step is made, and none is",
             hint="add --train; a model that is a training step already is made as it is",
         )
+    check_loss(context)
+
+
+def check_loss(context: typer.Context) -> None:
+    """Raises:
+    UsageError: a loss is named, and an output that is one.
+    """
+    if first_given(context, ("loss",)) and first_given(context, ("loss_output",)):
+        raise UsageError(
+            "--loss names a loss to compute, and --loss-output one that the model has computed",
+            hint="give one of them",
+        )
 
 
 def optimizer_of(name: str) -> str | None:

@@ -9,6 +9,8 @@ import numpy as np
 
 from onnxremat.errors import UsageError
 from onnxremat.exporting.pytorch import facts_of, need_module, need_torch
+from onnxremat.grad.frozen import check_frozen
+from onnxremat.training.state import marks_of
 from onnxremat.training.trainer import Trainer
 
 
@@ -30,8 +32,8 @@ def to_torch(trainer: Trainer | Mapping[str, np.ndarray], module: Any) -> Any:
 
     Raises:
         MissingComponentError: PyTorch is not installed.
-        UsageError: the module lacks a trained tensor, or has it in another shape, or other
-            processes hold it; nothing is copied then.
+        UsageError: the module lacks a trained tensor, or has it in another shape, or other values
+            of what is frozen, or other processes hold it; nothing is copied then.
     """
     need_module(module)
     torch = need_torch()
@@ -48,6 +50,9 @@ def to_torch(trainer: Trainer | Mapping[str, np.ndarray], module: Any) -> Any:
                 why=f"the module {has}",
                 hint="make the step of onnxremat.from_torch(module, inputs), which keeps names",
             )
+    if isinstance(trainer, Trainer):
+        named = marks_of({name: held[at] for name, at in tied.items() if at in held} | held)
+        check_frozen(trainer.training, named, named_alike=True)
     with torch.no_grad():
         for name, value in new.items():
             held[name].copy_(torch.from_numpy(np.array(value)))

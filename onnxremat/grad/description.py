@@ -44,6 +44,8 @@ class Weight:
             ``constant``.
         why: the reason.
         tied: tensors of the file that are made from it, and further names of the module for it.
+        mark: by which its value is known again where it stays as it is and the loss depends on it
+            (:func:`onnxremat.grad.frozen.mark`), "" of others.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Weight:
     status: str
     why: str
     tied: tuple[str, ...] = ()
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Training:
         weights: every floating-point initializer of the model, and what became of it.
         warnings: what may not be as the user thinks.
         restored: what was undone of the exporter's work, see :mod:`onnxremat.grad.unfold`.
+        unsaid: which of several outputs the loss is of, where nobody said; "" elsewhere.
     """
 
     loss: str = ""
@@ -100,6 +104,7 @@ class Training:
     weights: tuple[Weight, ...] = ()
     warnings: tuple[str, ...] = ()
     restored: tuple[Restored, ...] = ()
+    unsaid: str = ""
 
     @property
     def fed(self) -> tuple[str, ...]:

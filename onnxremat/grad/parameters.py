@@ -16,6 +16,7 @@ from onnxremat.grad.copied import about_copies
 from onnxremat.grad.custom import own_gradients
 from onnxremat.grad.description import Weight
 from onnxremat.grad.detached import stopped_in_one, straight_through, with_stops
+from onnxremat.grad.frozen import mark
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, first_of, marks_of
 from onnxremat.grad.merged import perhaps_merged
@@ -23,6 +24,7 @@ from onnxremat.grad.padding import likely_padding
 from onnxremat.grad.provenance import STEPPED, Kind, Origin, origins_of
 from onnxremat.grad.quantised import BEFORE, is_quantising, whole_weights
 from onnxremat.grad.restored import CORES, Restored
+from onnxremat.grad.stored import Stored
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import doubts_of, readied
 from onnxremat.grad.unfold import apply_restored, find_restored
@@ -53,6 +55,7 @@ class Inventory:
         further: names that the module has for a parameter beside its own.
         chosen: parameters whose values decided what is stored as fixed: comparisons, orders.
         doubts: warnings about what the exporter may have left out or computed.
+        folder: where external weights lie.
     """
 
     model: onnx.ModelProto
@@ -71,6 +74,7 @@ class Inventory:
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def learned(self) -> list[str]:
@@ -144,6 +148,7 @@ def take_inventory(
         further_names(result, marks),
         _chosen(marks, origins),
         tuple(doubts),
+        folder,
     )
 
 
@@ -334,7 +339,8 @@ def weights_of(
     connected: Collection[str],
     kept: Collection[str],
 ) -> tuple[Weight, ...]:
-    """What became of every floating-point initializer.
+    """What became of every floating-point initializer, with marks of those that stay as they are
+    and that what is trained depends on.
 
     Args:
         chosen: what was to be trained.
@@ -343,11 +349,16 @@ def weights_of(
         kept: statistics that the step updates.
     """
     shapes = {t.name: tuple(t.dims) for t in inventory.model.graph.initializer}
-    rows = []
+    rows, stored = [], Stored(inventory.model, inventory.folder)
+    moving = {*reached, *kept}
     for name, origin in inventory.origins.items():
         status, why = _status(name, origin, chosen, reached, connected, kept)
         tied = inventory.tied_to(name)
-        rows.append(Weight(name, origin.label, shapes[name], status, why, tied))
+        # A model may be trained with another dropout, or beside a head that the loss does not see.
+        stays = name in connected and name not in moving and origin.kind is not Kind.SETTING
+        stays = stays and stored.readable(name)
+        known = mark(stored.value(name)) if stays else ""
+        rows.append(Weight(name, origin.label, shapes[name], status, why, tied, known))
     return tuple(rows)
 
 

@@ -112,6 +112,12 @@ def check_settings(model: onnx.ModelProto, settings: Settings) -> None:
         limit = getattr(settings, name)
         if limit is not None and not limit > 0:
             raise UsageError(f"{name} is {limit}, gradients cannot be that small")
+        if limit is not None and settings.optimizer is None:
+            raise UsageError(
+                f"without an optimizer nothing is clipped, and {name} is given",
+                why="the step returns the gradients as they are",
+                hint="the caller clips them; or name an optimizer",
+            )
     if settings.accumulate < 1:
         raise UsageError(f"an update cannot average {settings.accumulate} batches")
     if settings.accumulate > 1 and settings.optimizer is None:

@@ -496,4 +496,5 @@ class _Builder:
             weights=self.rows,
             warnings=self.warnings,
             restored=self.stock.restored,
+            unsaid=self.unsaid,
         )

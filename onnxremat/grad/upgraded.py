@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper
 from onnxremat.errors import UnsupportedError
 from onnxremat.graph.bodies import graphs, levels
 from onnxremat.graph.ir import all_nodes
+from onnxremat.graph.traits import ONNX
 
-STANDARD = ("", "ai.onnx")
 ELSEWHERE = "onnxremat.kept"  # where ops are meanwhile that onnx does not know
 PLACES = 11  # opset from which a Resize says how it finds its places
 NO_BATCH = 9  # opset from which a Scan goes through one sequence
@@ -24,7 +24,7 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     Raises:
         UnsupportedError: onnx cannot bring it there, or with another result.
     """
-    version = next((o.version for o in model.opset_import if o.domain in STANDARD), 0)
+    version = next((o.version for o in model.opset_import if o.domain in ONNX), 0)
     if version >= opset:
         return model
     if not version:  # it has none of ONNX's own operators; what is added has
@@ -67,7 +67,7 @@ def _refuse_batches(nodes: Iterable[onnx.NodeProto], version: int) -> None:
         takes that axis from the model's inputs as well.
     """
     for node in nodes:
-        if node.op_type == "Scan" and node.domain in STANDARD and version < NO_BATCH:
+        if node.op_type == "Scan" and node.domain in ONNX and version < NO_BATCH:
             raise UnsupportedError(
                 f"node '{node.name}' (Scan) is not differentiated",
                 why="in opset 8 it goes through a batch of sequences, which no later one has",
@@ -78,14 +78,14 @@ def _refuse_batches(nodes: Iterable[onnx.NodeProto], version: int) -> None:
 def _name_domains(model: onnx.ModelProto) -> None:
     """onnxruntime runs files that do not name the domains of its own operators; onnx does not read
     them."""
-    named = {entry.domain for entry in model.opset_import}.union(STANDARD)
+    named = {entry.domain for entry in model.opset_import}.union(ONNX)
     used = dict.fromkeys(node.domain for nodes in levels(model.graph) for node in nodes)
     model.opset_import.extend(helper.make_opsetid(name, 1) for name in used if name not in named)
 
 
 def _only_onnxruntimes(node: onnx.NodeProto, version: int) -> bool:
     """Ops of onnxruntime in the domain of ONNX (SimplifiedLayerNormalization)."""
-    return node.domain in STANDARD and not onnx.defs.has(node.op_type, version)
+    return node.domain in ONNX and not onnx.defs.has(node.op_type, version)
 
 
 def _resize_as_before(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
@@ -114,7 +114,7 @@ def _resize_as_before(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
 def _hardmax_as_before(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Until opset 12 a Hardmax takes all axes from its own on for one; onnx's converter writes that
     out for Softmax alone."""
-    if node.op_type != "Hardmax" or node.domain not in STANDARD:
+    if node.op_type != "Hardmax" or node.domain not in ONNX:
         return [node]
     axis = next((each.i for each in node.attribute if each.name == "axis"), 1)
     x, y = node.input[0], node.output[0]

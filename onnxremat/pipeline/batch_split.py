@@ -229,7 +229,7 @@ class _Parts:
         limit = self.limit(least.candidate.prepared)
         if least.keeps(limit):
             return least.as_answer(limit, unfit)
-        keep(self.prepared, least.known, self.budget.kind == "peak")
+        keep(self.prepared, least.known, self.budget.of_peak)
         whole, tried = len(self.splits) == 1, self.tried()
         goes = self.batch in self.splits or (whole and self.why)
         every = bool(goes) and not self.untried  # a limit of ops ends it without either

@@ -42,7 +42,7 @@ class Limit:
 def limit_of(prepared: Prepared, budget: Budget) -> Limit | None:
     """A budget in bytes, None for ``min``."""
     size = budget.resolve(device_bytes=memory_bytes(), peak_bytes=prepared.baseline_peak)
-    if size is None or budget.kind == "peak":
+    if size is None or budget.of_peak:
         return None if size is None else Limit(size)
     return Limit(max(1, size - prepared.beside.total), size)
 
@@ -87,7 +87,7 @@ def device_limits(
     """
     found = machine.limits(budgets, dict.fromkeys(machine.names, peak))
     for name, budget in budgets.items():
-        if budget.kind == "peak":
+        if budget.of_peak:
             found[name] += beside.get(name, 0)
     return found
 

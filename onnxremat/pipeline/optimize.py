@@ -259,7 +259,7 @@ def _in_one_session(
         peak, beside = prepared.baseline_peak, prepared.beside.total
         known = other = Refusal.of(error)
         if request.options.method.ladder and as_it_ran(prepared):
-            share = peak if limit.kind == "peak" else 0
+            share = peak if limit.of_peak else 0
             other = known.or_original(peak + beside, OPENING * prepared.weights <= peak, share)
         other = other.in_unit(limit, peak, beside).also(_for_a_trainer(prepared))
         other = other.also(_for_no_processor(prepared))
@@ -303,7 +303,7 @@ def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) ->
     with log.phase(MEASURE):
         if opens(found):
             return found
-    if limit.kind != "peak":
+    if not limit.of_peak:
         return plan_within_budget(found.prepared, limit, request.options, log)
     why = "none was found that takes no more when it runs"
     load_search(1, log)

@@ -17,9 +17,8 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import UsageError
 from onnxremat.fission.region import Region
 from onnxremat.grad import Settings as Training
-from onnxremat.grad import differentiate, updated_inputs
+from onnxremat.grad import differentiate, training_of, updated_inputs
 from onnxremat.grad.parted import Parting
-from onnxremat.grad.settings import unsaid_prediction
 from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.bodies import brought_out
 from onnxremat.graph.ir import Graph
@@ -364,8 +363,8 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     forward, unsaid = None, ""
     if settings.train is not None:
         log("adding the backward pass")
-        unsaid = unsaid_prediction(bound, settings.train)
         forward, bound = bound, step_of(bound, folder, settings)
+        unsaid = training_of(bound).unsaid
     bound, dropped = without_first_values(bound)
     dropped = (*([unsaid] if unsaid else []), *dropped)
     bound, folder = brought_out(bound, folder) if forward is None else (bound, folder)

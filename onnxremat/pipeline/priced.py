@@ -106,4 +106,4 @@ def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
         return False
     counted = beside(graph, updated_inputs(unsplit.original)).without(settings.not_counted)
     floor = Floor.of(graph, weight_bytes(graph), counted)
-    return size < (floor.fixed if budget.kind == "peak" else floor.total)
+    return size < (floor.fixed if budget.of_peak else floor.total)

@@ -241,13 +241,13 @@ class _Verified:
         if isinstance(self.artifact, OverDevices):
             machine = self.artifact.made.machine
             budgets = machine.budgets(budget)
-            relative = any(one.kind == "peak" for one in budgets.values())
+            relative = any(one.of_peak for one in budgets.values())
             rows = self.facts.get("devices", ())
             beside = {row["device"]: row.get("beside_bytes", 0) for row in rows}
             found = device_limits(machine, budgets, peak, beside)
         else:
             one = one_budget(budget)
-            relative = one.kind == "peak"
+            relative = one.of_peak
             size = one.resolve(device_bytes=memory_bytes(), peak_bytes=peak)
             if size is None:
                 raise UsageError(

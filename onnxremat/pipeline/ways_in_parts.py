@@ -164,7 +164,7 @@ class InParts(ABC):
     @property
     def _share(self) -> bool:
         """The budget is a share of the original's weights and values."""
-        return self.budget.kind == "peak"
+        return self.budget.of_peak
 
     def _works(self, known: Known) -> int:
         """Bytes that a plan keeps, of those that the budget counts."""

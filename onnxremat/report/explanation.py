@@ -65,7 +65,7 @@ class Explanation:
         bytes_ = budget.resolve(device_bytes=memory, peak_bytes=peak) if budget else None
         if bytes_ is None:
             return cls(subject, worst, found, None, command)
-        share, beside = budget is not None and budget.kind == "peak", prepared.beside.total
+        share, beside = budget is not None and budget.of_peak, prepared.beside.total
         limit = Limit(bytes_) if share else Limit(max(1, bytes_ - beside), bytes_)
         in_parts = limit.of(prepared.floor.beside.total)
         verdict = judge(subject, peak, found, limit.planned, share=share, in_parts=in_parts)

@@ -12,13 +12,15 @@ from onnx import helper
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.evaluation import loss_for, prediction_graph, score_graph
+from onnxremat.grad.frozen import check_frozen
 from onnxremat.grad.losses import CrossEntropy, Loss
+from onnxremat.grad.unfold import apply_restored
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.data import Arrays, check_arrays
-from onnxremat.training.state import Source, open_source
+from onnxremat.training.state import Source, marks_in, open_source
 from onnxremat.training.trainer import Trainer
 
 Weighed = tuple[float, float]  # a mean, and what it is one of
@@ -55,7 +57,8 @@ class Evaluator:
         threads: intra-op threads, 0 for one per core.
 
     Raises:
-        UsageError: another model, or a loss that is not known here.
+        UsageError: another model, or one with other values of what is frozen, or a loss that is not
+            known here.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Evaluator:
         shapes = {name: trainer.types[name][0] for name in about.data}
         bound = bind(inline_functions(source), shapes)
         held = {*about.of_model}
+        check_frozen(about, marks_in(apply_restored(bound, about.restored, folder), folder))
         graph = prediction_graph(bound, about.prediction, held, folder, about.restored)
         session = open_session(graph, session_options(Options(threads=threads)), folder)
         self._trainer = trainer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,10 +16,10 @@ from onnx import helper, numpy_helper
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.description import Training, Variable, is_step, training_of
+from onnxremat.grad.frozen import check_frozen, mark
 from onnxremat.grad.marks import first_of
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.sharing import require_early_reads
-from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
@@ -106,52 +106,27 @@ class FirstValues:
         if isinstance(weights, Mapping):
             self._arrays.update({name: as_array(value) for name, value in weights.items()})
         elif weights is not None:
-            given = open_step(weights)  # big values stay in the file until they are asked for
-            models.insert(0, (given.model, given.folder))
+            found = open_step(weights)  # big values stay in the file until they are asked for
+            models.insert(0, (found.model, found.folder))
         restored = [entry for model, _ in models for entry in _restored(model)]
         known = set(self._arrays)
-        for model, folder in models:
+        for index, (model, folder) in enumerate(models):
             if not is_step(model):
                 model = apply_restored(model, restored, folder)
+                models[index] = model, folder
                 known.update(tensor.name for tensor in model.graph.initializer)
             for tensor in model.graph.initializer:
                 self._stored.setdefault(tensor.name, (tensor, folder))
-        trained = training_of(models[-1][0]).of_model
+        about, by_name = training_of(models[-1][0]), isinstance(weights, Mapping)
         if weights is not None:
-            _check_given(sorted(known), trained, self._sizes())
-            self._check_frozen(*models[-1], known.difference(trained))
+            _check_given(sorted(known), about.of_model, self._sizes())
+            given = marks_of(self._arrays) if by_name else marks_in(*models[0])
+            check_frozen(about, given, named_alike=by_name)
 
     def _sizes(self) -> dict[str, int]:
         """Elements of all values."""
         stored = {name: prod(tensor.dims) for name, (tensor, _) in self._stored.items()}
         return stored | {name: array.size for name, array in self._arrays.items()}
-
-    def _check_frozen(
-        self, step: onnx.ModelProto, folder: Path | None, given: Container[str]
-    ) -> None:
-        """What the step holds for good is what the weights given have there: else a model would be
-        trained that is neither that of the step nor that of the weights.
-
-        Args:
-            given: names in the weights of what is not trained.
-
-        Raises:
-            UsageError: it is not.
-        """
-        for tensor in step.graph.initializer:
-            if tensor.name not in given or tensor.data_type not in FLOATS:
-                continue
-            own, other = self._arrays.get(tensor.name), self._stored.get(tensor.name)
-            if own is None:
-                own = read_weight(*other) if other else None
-            if own is not None and _others(own, read_weight(tensor, folder)):
-                raise UsageError(
-                    f"'{tensor.name}' is frozen in the training graph, and has other values in the "
-                    "weights given",
-                    why="what is trained would be trained beside values that are not theirs",
-                    hint="make the step of the model with these weights, or give those of the "
-                    "model that it was made from",
-                )
 
     def of(self, variable: Variable, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A new array with the first value of a variable.
@@ -213,13 +188,37 @@ def _check_given(known: Sequence[str], trained: Sequence[str], sizes: Mapping[st
             )
 
 
-def _others(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether tensors of one name hold other numbers: not where one is laid out otherwise, as
-    onnxruntime does when it optimises."""
-    if one.shape != other.shape or one.dtype != other.dtype or np.array_equal(one, other):
-        return False
-    one, other = (np.sort(each.reshape(-1).astype(np.float64)) for each in (one, other))
-    return not np.array_equal(one, other, equal_nan=True)
+def marks_in(model: onnx.ModelProto, folder: Path | None) -> Callable[[str], str]:
+    """Marks of a model's values by name, for :func:`onnxremat.grad.frozen.check_frozen`.
+
+    Args:
+        model: with what an exporter did to parameters undone; of a training step it is the marks
+            of the model that it was made from.
+        folder: where external weights lie.
+    """
+    if is_step(model):
+        marks = {row.name: row.mark for row in training_of(model).weights}
+        return lambda name: marks.get(name, "")
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    return lambda name: mark(read_weight(stored[name], folder)) if name in stored else ""
+
+
+def marks_of(arrays: Mapping[str, Any]) -> Callable[[str], str]:
+    """The same of arrays or PyTorch tensors by name."""
+    return lambda name: mark(as_array(arrays[name])) if name in arrays else ""
+
+
+def check_home(name: str, value: np.ndarray, tensor: onnx.TensorProto | None) -> None:
+    """Raises:
+    UsageError: a model has no initializer for what was trained, or one of another kind.
+    """
+    what = None if tensor is None else np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    if tensor is None or (what, tuple(tensor.dims)) != (value.dtype, value.shape):
+        raise UsageError(
+            f"'{name}' is trained as {value.dtype}{list(value.shape)}, and the model has "
+            + ("no initializer of this name" if tensor is None else f"{what}{list(tensor.dims)}"),
+            hint="give the model that the training step was made from",
+        )
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ from onnxremat.errors import ModelError, UnsupportedError, UsageError
 from onnxremat.grad.at_rest import at_rest
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
+from onnxremat.grad.frozen import check_frozen
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import files_of, write_model
@@ -44,8 +45,10 @@ from onnxremat.training.state import (
     Step,
     Weights,
     check_ends,
+    check_home,
     check_kind,
     input_types,
+    marks_in,
     open_source,
     open_step,
 )
@@ -439,15 +442,17 @@ class Trainer:
             path: where to write it, if anywhere.
 
         Raises:
-            UsageError: the model lacks a parameter that was trained, or other processes hold it.
+            UsageError: it is another model: one without a parameter that was trained, or with
+                another shape or type of it, or other values of what is frozen; or other processes
+                hold a parameter.
         """
         source, folder = open_source(model)
         result = onnx.ModelProto()
         result.CopyFrom(apply_restored(source, self.training.restored, folder))
+        check_frozen(self.training, marks_in(result, folder))
         stored = {tensor.name: tensor for tensor in result.graph.initializer}
         for name, value in self.learned().items():
-            if name not in stored:
-                raise UsageError(f"the model has no initializer '{name}'")
+            check_home(name, value, stored.get(name))
             stored[name].CopyFrom(numpy_helper.from_array(value, name))
         result = at_rest(fold_restored(result, self.training.restored))
         if path is not None:

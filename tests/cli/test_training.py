@@ -396,6 +396,26 @@ def test_which_of_several_outputs_the_loss_is_of(cli: Command, folder: Path) -> 
     assert "unreached" in rows["gain"]
     lost = cli(*asked, "--trainable", "other")
     lost.assert_refused(7, "no parameter gets a gradient", "--prediction names another")
-    cli(*asked, "--prediction", "z", "--loss-output", "y").assert_refused(2, "give one of")
+    asked = asked[:3]
+    both = ("--prediction", "z", "--loss-output", "y")
+    cli(*asked, *both).assert_refused(2, "give one of --prediction and --loss-output")
     plan = ("optimize", "in.onnx", "out.onnx", "-b", "2x", "--train", "--loss", "mse", "--dry-run")
     assert "first of 2 outputs" in " ".join(cli(*plan, "--bench-seconds", 0).err.split())
+
+
+def test_options_of_a_step_that_would_do_nothing_are_refused(cli: Command, folder: Path) -> None:
+    made = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[4, 6] x) => (float l) <float[6] gain = {1, 2, 1, 2, 1, 3}> {
+            y = Mul(x, gain)  l = ReduceMean<keepdims: int = 0>(y) }""")
+    onnx.save(made, "in.onnx")
+    own = ("--loss-output", "l")
+    assert cli("differentiate", "in.onnx", "out.onnx", *own, "--clip-norm", 1, "-q").code == 0
+    for asked in (
+        ("differentiate", "in.onnx", "out.onnx"),
+        ("optimize", "in.onnx", "out.onnx", "-b", "2x", "--train"),
+        ("max-batch", "in.onnx", "-b", "1GiB", "--train"),
+    ):
+        cli(*asked, *own, "--loss", "mse").assert_refused(2, "--loss-output", "give one of")
+    for clip in ("--clip-norm", "--clip-value"):
+        refused = cli("differentiate", "in.onnx", "out.onnx", *own, "--optimizer", "none", clip, 1)
+        refused.assert_refused(2, "nothing is clipped")

@@ -131,6 +131,20 @@ def test_tensors_of_half_precision_are_read() -> None:
     assert as_array(torch.ones(2, dtype=torch.bfloat16)).tolist() == [1.0, 1.0]
 
 
+def test_a_module_with_other_frozen_values_is_refused_whole(
+    net: Net, batch: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    step = differentiate(onnxremat.from_torch(net, batch[0]), freeze=["first.weight"])
+    trainer = onnxremat.Trainer(step, weights=net)
+    trainer.step({trainer.training.data[0]: batch[0].numpy(), "labels": batch[1].numpy()})
+    other = Net()
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(UsageError, match=r"'first\.weight' is frozen in the training graph"):
+        onnxremat.to_torch(trainer, other)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    onnxremat.to_torch(trainer, net)
+
+
 def test_another_module_is_refused_whole(net: Net) -> None:
     before = {name: value.clone() for name, value in net.state_dict().items()}
     new = {"first.weight": np.zeros((6, 6), np.float32), "out.weight": np.zeros((2, 6), np.float32)}

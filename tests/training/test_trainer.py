@@ -400,25 +400,6 @@ def test_weights_that_would_be_mixed_with_older_ones_are_refused() -> None:
     np.testing.assert_array_equal(Trainer(step, some).state["val_3"], weights["w1"])
 
 
-@pytest.mark.parametrize("kind", ["model", "file", "arrays"])
-def test_weights_with_others_of_what_is_frozen_are_refused(tmp_path: Path, kind: str) -> None:
-    """A step would train, and an export join, what does not belong together."""
-    step = differentiate(net(), optimizer="sgd", freeze=["w1", "b1"])
-    for factor in (1.0, 1.01):
-        model = net()
-        for tensor in model.graph.initializer:
-            value = numpy_helper.to_array(tensor) * np.float32(factor)
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-        onnx.save(model, tmp_path / "net.onnx")
-        arrays = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-        weights = {"model": model, "file": tmp_path / "net.onnx", "arrays": arrays}[kind]
-        if factor == 1.0:
-            Trainer(step, weights)
-        else:
-            with pytest.raises(UsageError, match="'w1' is frozen in the training graph, and has"):
-                Trainer(step, weights)
-
-
 def test_missing_and_misshapen_inputs_are_named() -> None:
     run = trainer()
     with pytest.raises(UsageError, match="no value for input 'labels'"):
