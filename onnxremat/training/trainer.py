@@ -32,6 +32,7 @@ from onnxremat.ort.session import TUNED, Options, model_source, session_options
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
 from onnxremat.session.region import find_region
+from onnxremat.training.checkpoint import facts_of, progress_in
 from onnxremat.training.data import Batch, Batches, check_batch, read_by
 from onnxremat.training.on_devices import DeviceSteps, planned_steps
 from onnxremat.training.progress import Progress
@@ -382,11 +383,10 @@ class Trainer:
 
     def _write(self, path: Path) -> None:
         """A checkpoint of what holds numbers."""
-        progress = self.progress
-        facts = progress.facts(self.rows) | self._facts()
-        empty = () if progress.gathered else self._sums
+        facts = facts_of(self.training, self.progress, self.rows) | self._facts()
+        empty = () if self.progress.gathered else self._sums
         kept = {name: array for name, array in self.state.items() if name not in empty}
-        write_tensors(path, kept, {"format": "onnxremat-checkpoint", "version": "1", **facts})
+        write_tensors(path, kept, facts)
 
     def _facts(self) -> dict[str, str]:
         """What a checkpoint says besides."""
@@ -416,10 +416,7 @@ class Trainer:
                 why=f"differing tensors: {', '.join(odd[:5])}",
                 hint="resume with the step it was made with, or start anew with another file",
             )
-        try:
-            progress = Progress.from_facts(facts, self.rows)
-        except (KeyError, ValueError) as error:
-            raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+        progress = progress_in(Path(path), facts, self.training, self.rows)
         if progress.counted and progress.gathered:
             raise ModelError(
                 f"{path} holds gradients of {progress.gathered} batches that wait for an update",

@@ -26,8 +26,8 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.update import RATE, SHARE
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
+from onnxremat.training.checkpoint import facts_of, progress_in
 from onnxremat.training.data import Batch, check_batch
-from onnxremat.training.progress import Progress
 from onnxremat.training.state import Opening, Source, Step
 from onnxremat.training.trainer import UNPLANNED, Trainer
 from onnxremat.workers.checksum import checksum
@@ -323,9 +323,8 @@ class PipelineParallel(Trainer):
         """As one process does; all have to call."""
         self.collect()
         if self.mesh.everyone.first:
-            facts = self.progress.facts(self.rows)
-            about = {"format": "onnxremat-checkpoint", "version": "1", **facts}
-            write_tensors(path, self._everything, about)
+            facts = facts_of(self.training, self.progress, self.rows)
+            write_tensors(path, self._everything, facts)
         self._everything = {}
 
     def resume(self, path: str | os.PathLike[str]) -> None:
@@ -347,10 +346,7 @@ class PipelineParallel(Trainer):
                 why=f"differing tensors: {', '.join((odd or sorted(sums))[:5])}",
                 hint="resume with the step it was made with, or start anew with another file",
             )
-        try:
-            self.progress = Progress.from_facts(facts, self.rows)
-        except (KeyError, ValueError) as error:
-            raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+        self.progress = progress_in(Path(path), facts, self.training, self.rows)
         for name, array in self._held.arrays.items():
             if name not in sums:
                 np.copyto(array, tensors[name])

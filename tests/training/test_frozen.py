@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import differentiate
 from onnxremat.training.evaluation import Evaluator
 from onnxremat.training.state import Source
@@ -69,6 +69,17 @@ def test_models_that_take_what_was_trained(tmp_path: Path, kind: str, taker: str
     give(KINDS[kind](net(), tmp_path))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=OTHERS):
         give(KINDS[kind](scaled(1.01), tmp_path))  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_of_what_was_trained_beside_the_same_values(tmp_path: Path) -> None:
+    file = tmp_path / "run.safetensors"
+    Trainer(step_of(net())).save(file)
+    Trainer(step_of(net())).resume(file)
+    other = Trainer(step_of(scaled(1.01)))
+    before = other.values()
+    with pytest.raises(ModelError, match="another training graph"):
+        other.resume(file)
+    assert all(np.array_equal(before[name], value) for name, value in other.state.items())
 
 
 @pytest.mark.parametrize("name", ["ratio", "other"])

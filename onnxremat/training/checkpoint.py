@@ -1,0 +1,53 @@
+"""What a checkpoint says beside its tensors: how far a run was, beside which frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from zlib import crc32
+
+from onnxremat.errors import ModelError
+from onnxremat.grad.description import Training
+from onnxremat.training.progress import Progress
+
+FROZEN = "frozen"
+
+
+def facts_of(about: Training, progress: Progress, rows: int) -> dict[str, str]:
+    """For the file.
+
+    Args:
+        rows: of a step.
+    """
+    facts = {"format": "onnxremat-checkpoint", "version": "1", **progress.facts(rows)}
+    return {**facts, FROZEN: _frozen(about)}
+
+
+def progress_in(path: Path, facts: Mapping[str, str], about: Training, rows: int) -> Progress:
+    """How far the run was.
+
+    Args:
+        path: the file.
+        facts: that it has.
+        about: the step that is to go on with it.
+        rows: of a step.
+
+    Raises:
+        ModelError: it does not say, or its tensors were trained beside other frozen values.
+    """
+    if facts.get(FROZEN, _frozen(about)) != _frozen(about):
+        raise ModelError(
+            f"{path} is a checkpoint of another training graph",
+            why="what it holds was trained beside other values of what is frozen",
+            hint="resume with the step it was made with, or start anew with another file",
+        )
+    try:
+        return Progress.from_facts(facts, rows)
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
+
+
+def _frozen(about: Training) -> str:
+    """One mark of all that a step holds for good."""
+    marks = sorted(f"{row.name} {row.mark}" for row in about.weights if row.mark)
+    return f"{crc32(chr(10).join(marks).encode()):08x}"
