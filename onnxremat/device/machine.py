@@ -234,8 +234,8 @@ class Machine:
         return named
 
     def _named(self, text: str) -> str:
-        wanted = {text.lower(), f"{text.lower()}:0", text.lower().removesuffix(":0")}
-        matches = [name for name in self.names if name.lower() in wanted]
+        wanted = (text.lower(), f"{text.lower()}:0", text.lower().removesuffix(":0"))
+        matches = [name for each in wanted for name in self.names if name.lower() == each]
         if not matches:
             self.device(text)
         return matches[0]

@@ -2,13 +2,13 @@
 
 The leading dimension of the inputs is changed, and with it the shapes that are written into the
 model as constants (of Reshape, Expand and the like). Then both models run on the same rows, and
-every output row has to be what it was.
+every output row has to be what it was, whatever rows are beside it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,27 +132,70 @@ def _compare(
     new: int,
     folder: Path | None,
 ) -> None:
-    feeds = seeded_feeds(graph)
+    """Both models on the same rows, again and again; where there are more of them than before, also
+    on others in between: rows that are all of a batch see nothing of other ones."""
+    feeds, others = seeded_feeds(graph), seeded_feeds(graph, 1)
+    others = {name: others[name] if name in inputs else value for name, value in feeds.items()}
+    model = to_model(graph)
+    before = named_outputs(model, feeds, folder)
     rows = np.arange(new) % old
-    again = {name: value[rows] if name in inputs else value for name, value in feeds.items()}
-    before = named_outputs(to_model(graph), feeds, folder)
+    after = _outputs(made, _batches(feeds, feeds, inputs, rows), new, folder)
+    for name, value in before.items():
+        _require_same(name, after[name], _rows_of(value, rows, old), new)
+    if new <= old:
+        return
+    between = np.arange(new) % (2 * old)
+    beside = named_outputs(model, others, folder)
+    after = _outputs(made, _batches(feeds, others, inputs, between), new, folder)
+    rowed = [name for name, value in before.items() if _has_rows(value, beside[name], old)]
+    for name, value in _batches(before, beside, rowed, between).items():
+        if name in rowed:
+            _require_same(name, after[name], value, new)
+
+
+def _batches(
+    first: Mapping[str, Any], second: Mapping[str, Any], names: Sequence[str], rows: np.ndarray
+) -> dict[str, Any]:
+    """Some rows of two batches, one behind the other; what has none as it is in the first."""
+    return {
+        name: np.concatenate([value, second[name]])[rows] if name in names else value
+        for name, value in first.items()
+    }
+
+
+def _has_rows(value: Any, other: Any, batch: int) -> bool:
+    arrays = isinstance(value, np.ndarray) and isinstance(other, np.ndarray)
+    return arrays and value.ndim > 0 and len(value) == batch and value.shape == other.shape
+
+
+def _outputs(
+    model: onnx.ModelProto, feeds: Mapping[str, Any], batch: int, folder: Path | None
+) -> dict[str, Any]:
+    """Raises:
+    UnsupportedError: it does not run.
+    """
     try:
-        after = named_outputs(made, again, folder)
+        return named_outputs(model, feeds, folder)
     except OnnxrematError as error:
         raise UnsupportedError(
-            f"the model does not run with batch size {new}",
+            f"the model does not run with batch size {batch}",
             why=error.why or error.what,
             hint="export it with an open batch dimension, and give --dim",
         ) from error
-    for name, value in before.items():
-        one = compare({name: after[name]}, {name: _rows_of(value, rows, old)})
-        if not one.ok:
-            raise UnsupportedError(
-                f"output '{name}' is another one with batch size {new}",
-                why=f"its rows differ by {one.worst:.2g}, or it has another shape",
-                hint="rows depend on each other, or the batch size is in a constant; export the "
-                "model with an open batch dimension, and give --dim",
-            )
+
+
+def _require_same(name: str, found: Any, wanted: Any, batch: int) -> None:
+    """Raises:
+    UnsupportedError: an output is another one.
+    """
+    one = compare({name: found}, {name: wanted})
+    if not one.ok:
+        raise UnsupportedError(
+            f"output '{name}' is another one with batch size {batch}",
+            why=f"its rows differ by {one.worst:.2g}, or it has another shape",
+            hint="rows depend on each other, or the batch size is in a constant; export the "
+            "model with an open batch dimension, and give --dim",
+        )
 
 
 def _rows_of(value: Any, rows: np.ndarray, old: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,8 @@ def set_inputs(
             one for each, separated by commas.
 
     Raises:
-        UsageError: no such input, a value that its type does not hold, a shape that is not known;
-            the model is a training step.
+        UsageError: no such input, a value that its type does not hold, a shape that is not known or
+            that another input shares; the model is a training step.
     """
     model, folder, name = read_source(source)
     if is_step(model):
@@ -51,6 +51,7 @@ def set_inputs(
     facts: dict[str, Any] = {"model": name, "plan_left_out": before is not model, "inputs": {}}
     for each, text in values.items():
         tensor = _constant(made, each, text)
+        _refuse_shared(made, each, values)
         kept = [value for value in made.graph.input if value.name != each]
         stored = [value for value in made.graph.initializer if value.name != each]
         del made.graph.input[:], made.graph.initializer[:]
@@ -59,6 +60,26 @@ def set_inputs(
         facts["inputs"][each] = {"value": text, "shape": list(tensor.dims)}
     write_model(made, target, folder, keep)
     return facts
+
+
+def _refuse_shared(model: onnx.ModelProto, name: str, setting: Collection[str]) -> None:
+    """Raises:
+    UsageError: the length of an input is open and that of another one, which stays open.
+    """
+    names = {value.name: _open(value) for value in model.graph.input}
+    for other, dims in names.items():
+        shared = sorted(names[name] & dims)
+        if shared and other not in setting:
+            raise UsageError(
+                f"input '{name}' cannot be set",
+                why=f"its length '{shared[0]}' is that of '{other}' too, which it would not follow",
+                hint=f"bind '{shared[0]}' in the file first, say with set-batch",
+            )
+
+
+def _open(value: onnx.ValueInfoProto) -> set[str]:
+    """Dimensions of an input that have a name instead of a size."""
+    return {dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param}
 
 
 def _constant(model: onnx.ModelProto, name: str, text: str) -> onnx.TensorProto:
@@ -87,7 +108,7 @@ def _constant(model: onnx.ModelProto, name: str, text: str) -> onnx.TensorProto:
         )
     dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
     given = numbers if len(numbers) == math.prod(shape) else numbers * math.prod(shape)
-    return numpy_helper.from_array(np.array(given).astype(dtype).reshape(shape), name)
+    return numpy_helper.from_array(np.array(given, dtype).reshape(shape), name)
 
 
 def _number(text: str, kind: int, name: str) -> float:
@@ -102,6 +123,9 @@ def _number(text: str, kind: int, name: str) -> float:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     elif dtype.kind == "b":
         low, high = 0, 1
+    elif dtype.kind == "f" and word.lstrip("+-") not in ("inf", "infinity"):
+        high = float(np.finfo(dtype).max)
+        low = -high
     try:
         number = WORDS[word] if word in WORDS else float(word) if dtype.kind == "f" else int(word)
         if dtype.kind not in "iubf" or not low <= number <= high:

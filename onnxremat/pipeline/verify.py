@@ -204,15 +204,14 @@ class _Verified:
         return int(self.facts.get("session_bytes", 0))
 
     def as_promised(self, check: Check) -> Check:
-        """The order under default options is no promise of a file that there was no time to run
-        under them when it was written, which was said then."""
-        tried = self.facts.get("order_kept_default_options", False) is not None
-        if check.ok or check.name != DEFAULT_ORDER or tried:
+        """The order under default options is no promise of a file that did not keep it when it was
+        written, or that there was no time to run under them; both were said then."""
+        kept = self.facts.get("order_kept_default_options", True)
+        if check.ok or check.name != DEFAULT_ORDER or kept:
             return check
-        text = (
-            f"{check.text}, as it may: there was no time to try it when the file was written; the "
-        )
-        return replace(check, ok=True, text=text + "planned options keep the order")
+        known = "there was no time to try it" if kept is None else "it did so already"
+        text = f"{check.text}, as it may: {known} when the file was written; the planned options "
+        return replace(check, ok=True, text=text + "keep the order")
 
     @property
     def counted(self) -> bool:

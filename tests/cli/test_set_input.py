@@ -69,7 +69,13 @@ def test_what_cannot_be_set(cli: Command, rates: Path) -> None:
     cli("set-input", "in.onnx", "in.onnx", "rate=1").assert_refused(2, "the output is the input")
     onnx.save(parse("g (float[n, 3] x) => (float[n, 3] y) { y = Sin(x) }"), "in.onnx")
     refused("x=1", "its shape is not known", "--dim")
+    onnx.save(
+        parse("g (float[n] x, float[n] y, float16 z) => (float[n] a) { a = Mul(x, y) }"), "in.onnx"
+    )
+    refused("x=1", "its length 'n' is that of 'y' too")
+    refused("z=1e6", "no value of input 'z'", "float16")
     assert not Path("out.onnx").exists()
+    assert cli("set-input", "in.onnx", "both.onnx", "x=1,2", "y=3,4", "z=-inf").code == 0
 
 
 def test_a_branch_that_is_not_known_says_how_to_choose_it(cli: Command, rates: Path) -> None:

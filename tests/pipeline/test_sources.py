@@ -10,10 +10,11 @@ import pytest
 
 import models
 import onnxremat
-from onnxremat.errors import UsageError
+from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.pipeline.batch_size import set_batch
 from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.source import read_source
+from tests.toolbox import parse
 
 
 def test_graphsurgeon_graph_is_the_same_model() -> None:
@@ -41,3 +42,16 @@ def test_nothing_that_is_made_of_a_model_replaces_it(tmp_path: Path) -> None:
 def test_anything_else_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot read a model from a dict"):
         read_source({})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("old", [1, 2])
+@pytest.mark.parametrize("body", ["m = ReduceMean<axes=[0]>(x)", "m = CumSum(x, zero)"])
+def test_rows_that_see_others_have_no_other_batch_size(tmp_path: Path, old: int, body: str) -> None:
+    """Of one row, repeated, the mean of a batch is what it was."""
+    made = f"g (float[{old}, 3] x) => (float[{old}, 3] y) <int64 zero = {{0}}> {{"
+    onnx.save(parse(f"{made} {body} y = Sub(x, m) }}", opset=17), tmp_path / "net.onnx")
+    with pytest.raises(UnsupportedError, match="'y' is another one with batch size 6"):
+        set_batch(tmp_path / "net.onnx", tmp_path / "out.onnx", 6)
+    assert not (tmp_path / "out.onnx").exists()
+    onnx.save(parse(f"{made} m = Sin(x) y = Sub(x, m) }}"), tmp_path / "net.onnx")
+    set_batch(tmp_path / "net.onnx", tmp_path / "out.onnx", 5)

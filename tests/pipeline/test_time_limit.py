@@ -42,6 +42,7 @@ from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
+from onnxremat.rewrite.emit import set_metadata
 from onnxremat.session.process import PARTS
 from onnxremat.units import one_budget
 from tests.limits import LONG
@@ -190,8 +191,10 @@ def test_what_a_late_result_is_not_checked_for_is_said(
     # `verify` asks for no more than was promised.
     other = Check(Kind.ORDER, in_session.DEFAULT_ORDER, ok=False, text="differs")
     monkeypatch.setattr(in_session.SessionRun, "_default_order", lambda _: other)
-    for made, promised in ((soon, True), (result, False)):
-        made.save(tmp_path / "out.onnx")
+    for made, kept, promised in ((soon, True, True), (soon, False, False), (result, None, False)):
+        written = made.model
+        set_metadata(written, {"facts": {**made.facts(), "order_kept_default_options": kept}})
+        onnx.save(written, tmp_path / "out.onnx")
         found = api.verify(model, tmp_path / "out.onnx", settings=Settings(threads=1))
         wrong = [check.name for check in found.checks if not check.ok]
         assert wrong == ([in_session.DEFAULT_ORDER] if promised else [])
