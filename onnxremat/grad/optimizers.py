@@ -23,6 +23,7 @@ class Update:
     Attributes:
         tape: emits the update.
         rate: learning rate, a scalar.
+        name: of the parameter at hand, for the names of its state.
         states: old tensor to new tensor, for every state tensor made.
         shared: what :meth:`Optimizer.begin` made for all parameters.
         after: tensors that must be made before the parameter at hand is overwritten.
@@ -30,6 +31,7 @@ class Update:
 
     tape: Tape
     rate: str
+    name: str = ""
     states: dict[str, str] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
     after: Sequence[str] = ()
@@ -49,11 +51,17 @@ class Update:
 
 class Optimizer(ABC):
     """Makes a new parameter from a gradient; all use the definitions of their papers, with the
-    constants that are customary in trainers."""
+    constants that are customary in trainers. These, and squares of gradients, are 0 in 16 bits:
+    parameters of 16 bits are updated, and their state kept, in float32."""
 
     @abstractmethod
     def update(self, up: Update, parameter: str, gradient: str) -> str:
-        """Emit the update of one parameter and return its new value."""
+        """Emit the update of one parameter and return its new value.
+
+        Args:
+            up: has the name of the parameter.
+            parameter, gradient: tensors of one type, not of 16 bits.
+        """
 
     @property
     def counts_steps(self) -> bool:
@@ -94,7 +102,7 @@ class SGD(Optimizer):
         if self.weight_decay:
             gradient = t.add(gradient, t.mul(parameter, self.weight_decay))
         if self.momentum:
-            name = f"{parameter}.momentum"
+            name = f"{up.name}.momentum"
             old = up.state(name, parameter)
             new = t.add(t.mul(old, self.momentum), gradient)
             up.states[name] = new
@@ -143,7 +151,7 @@ class Adam(Optimizer):
     def moments(self, up: Update, parameter: str, gradient: str) -> tuple[str, str]:
         """New first moment and the denominator sqrt(v corrected) + eps."""
         t = up.tape
-        first, second = f"{parameter}.exp_avg", f"{parameter}.exp_avg_sq"
+        first, second = f"{up.name}.exp_avg", f"{up.name}.exp_avg_sq"
         old_m, old_v = up.state(first, parameter), up.state(second, parameter)
         m = t.add(t.mul(old_m, self.beta1), t.mul(gradient, 1.0 - self.beta1))
         square = t.mul(t.mul(gradient, gradient), 1.0 - self.beta2)
@@ -183,7 +191,7 @@ class Adagrad(Optimizer):
         t = up.tape
         if self.weight_decay:
             gradient = t.add(gradient, t.mul(parameter, self.weight_decay))
-        name = f"{parameter}.sum"
+        name = f"{up.name}.sum"
         new = t.add(up.state(name, parameter), t.mul(gradient, gradient))
         up.states[name] = new
         scaled = t.div(gradient, t.add(t.op("Sqrt", new), self.epsilon))

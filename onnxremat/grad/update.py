@@ -58,7 +58,12 @@ class Gathered:
     @property
     def kept(self) -> int:
         """Element type of the sum: halves lose what is small beside it."""
-        return T.FLOAT if self.dtype in (T.FLOAT16, T.BFLOAT16) else self.dtype
+        return _wide(self.dtype)
+
+
+def _wide(dtype: int) -> int:
+    """What sums and updates of an element type are computed in."""
+    return T.FLOAT if dtype in (T.FLOAT16, T.BFLOAT16) else dtype
 
 
 def emit_updates(
@@ -85,8 +90,10 @@ def emit_updates(
     optimizer.begin(up)
     made: dict[str, str] = {}
     for name, gradient in clipped.items():
-        up.after = after(name)
-        made[name] = optimizer.update(up, name, gradient)
+        up.name, up.after = name, after(name)
+        wide = _wide(t.dtype(name))
+        new = optimizer.update(up, t.cast(name, wide), t.cast(gradient, wide))
+        made[name] = t.cast(new, t.dtype(name))
     if scale is None:
         return made, up.states
     finite = all_finite(t, gradients.values())
@@ -130,8 +137,7 @@ def update_graph(
     with t.scope("update", "update"):
         gradients = {}
         for name, each in sums.items():
-            mean = t.mul(each.input, t.cast(SHARE, each.kept))
-            gradients[name] = t.cast(mean, each.dtype)
+            gradients[name] = t.mul(each.input, t.cast(SHARE, each.kept))
         made, states = emit_updates(t, optimizer, gradients, clip, scale=scale)
     about = Training(
         parameters=tuple(Variable(name, f"{name}.next", "model") for name in made),

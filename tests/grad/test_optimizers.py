@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError
 from onnxremat.grad import Lamb, differentiate, training_of
+from onnxremat.grad.optimizers import OPTIMIZERS, STEP
 from onnxremat.grad.ordering import Readers
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.ort.infer import build_graph
@@ -205,3 +206,28 @@ def test_norms_of_numbers_and_matrices_of_any_type(kind: str, accumulate: int) -
     share = 0.5 / np.sqrt(np.sum(gradient**2) + number**2)
     np.testing.assert_allclose(trainer.state["w"], w - share * gradient, rtol=1e-5)
     np.testing.assert_allclose(trainer.state["gain"], 1.0 - share * number, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_parameters_of_16_bits_are_updated_as_those_of_32(optimizer: str, accumulate: int) -> None:
+    """In 16 bits the square of a small gradient is 0, and what keeps a division from 0 / 0 too."""
+    found = {}
+    for kind in ("float", "float16"):
+        model = parse(f"g ({kind}[4, 2] x) => ({kind}[4, 3] y) {{ y = MatMul(x, w) }}")
+        w = np.array([[0.5, -0.25, 1]] * 2, {"float": np.float32}.get(kind, np.float16))
+        model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+        step = differentiate(
+            model, loss="mse", optimizer=optimizer, accumulate=accumulate, initializers=True
+        )
+        trainer = Trainer(step, rate=0.01, threads=1)
+        dtype = trainer.state["w"].dtype
+        x = np.array(
+            [[0.5, 0], [1, 0], [-0.25, 0], [0.75, 0]], dtype
+        )  # its second row learns nothing
+        for _ in range(4 * accumulate):
+            trainer.step({"x": x, "labels": np.full((4, 3), 0.375, dtype)})
+        found[kind] = trainer.state["w"].astype(np.float32)
+        kinds = {value.dtype for name, value in trainer.state.items() if name not in ("w", STEP)}
+        assert kinds <= {np.dtype(np.float32)}
+    np.testing.assert_allclose(found["float16"], found["float"], rtol=2e-3, atol=1e-3)
