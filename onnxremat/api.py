@@ -53,7 +53,7 @@ from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
 from onnxremat.pipeline.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.source import Source, read_source
-from onnxremat.pipeline.study_problem import is_graph_file, read_subject
+from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.pipeline.time_left import left_of, limited
 from onnxremat.pipeline.verify import Verification, verify
 from onnxremat.pipeline.ways import plan_within_budget
@@ -65,7 +65,7 @@ from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.load import load
 from onnxremat.studies.curve import Curve, curve
-from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch, open_dimension
+from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch
 from onnxremat.studies.max_batch import max_batch as largest_batch
 from onnxremat.studies.planners import STANDARD, Comparison, compare_planners
 from onnxremat.studies.points import SweepPoint
@@ -427,9 +427,7 @@ def max_batch(
     """
     options, limit = options or PlanOptions(time_limit=10), one_budget(budget)
     settings = (settings or Settings()).asked(options)
-    if not is_graph_file(source):
-        dimension = open_dimension(source, settings, dimension)
-    batches = Batches(source, settings, dimension, file_batch)
+    batches = Batches.of(source, settings, dimension, file_batch)
     return largest_batch(batches, limit, options, max_overhead=max_overhead, most=most, say=say)
 
 

@@ -83,7 +83,6 @@ def command(
     clip_value: training.ClipValue = None,
     accumulate: training.Accumulate = 1,
     precision: Precision = "fp32",
-    initializers: training.Initializers = False,
     shape: args.Shape = None,
     dim: args.Dim = None,
     target: args.Target = "auto",
@@ -158,7 +157,7 @@ def command(
             optimizer=training.optimizer_of(optimizer), trainable=trainable or None,
             freeze=freeze or (), parameters=parameters, tie=tie, strict=strict,
             batch_norm=batch_norm, clip_norm=clip_norm, clip_value=clip_value,
-            accumulate=accumulate, initializers=initializers, precision=precision,
+            accumulate=accumulate, precision=precision,
         )  # fmt: skip
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), target, threads, seed, data, measure, fresh,

@@ -13,7 +13,7 @@ from onnxremat.errors import UsageError
 
 OPTIONS = (
     "loss", "prediction", "loss_output", "optimizer", "trainable", "freeze", "parameters", "tie",
-    "strict", "batch_norm", "clip_norm", "clip_value", "accumulate", "precision", "initializers",
+    "strict", "batch_norm", "clip_norm", "clip_value", "accumulate", "precision",
 )  # fmt: skip
 
 Loss = Annotated[

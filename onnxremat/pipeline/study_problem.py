@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.limits import Limit, limit_of
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, prepare
 from onnxremat.pipeline.source import Source
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
@@ -91,16 +91,31 @@ def read_subject(
 
     Raises:
         ModelError: neither.
-        UsageError: wrong shapes, target or inputs of a model; a policy for a graph file.
+        UsageError: wrong shapes, target or inputs of a model; a setting that is for models.
     """
     if isinstance(source, str | Path) and is_graph_file(source):
-        if settings.dw_policy is not None:
-            raise UsageError(
-                "a graph file does not say what makes the gradient of a weight",
-                hint="without --dw-policy, or give the training step itself",
-            )
+        _refuse_of_models(settings)
         return _graph_file(Path(source), settings.fixed_order)
     return prepared_subject(prepare(source, settings, say))
+
+
+def _refuse_of_models(settings: Settings) -> None:
+    """Raises:
+    UsageError: a setting that a graph file has nothing for: sizes and costs are all that it says.
+    """
+    given = {
+        "--shape": settings.shapes, "--dim": settings.dims, "--target": settings.target != AUTO,
+        "--data": settings.data, "--train": settings.train, "--split-batch": settings.split_batch,
+        "--fission": settings.fission, "--not-counted": settings.not_counted,
+        "--dw-policy": settings.dw_policy,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"{name} is for models, and this is a graph file",
+                why="it says sizes and costs of its nodes, and nothing else",
+                hint="leave it out, or give the model",
+            )
 
 
 def prepared_subject(prepared: Prepared) -> Subject:

@@ -136,6 +136,27 @@ class Batches:
     _made: dict[int, Subject] = field(default_factory=dict)
     _measured: Subject | None = None
 
+    @classmethod
+    def of(cls, source: Source, settings: Settings, dimension: str, file_batch: int) -> Batches:
+        """The same with the only open dimension where none is named.
+
+        Raises:
+            UsageError: there is none, or not that one; a batch of a file that is a model.
+        """
+        if is_graph_file(source):
+            if dimension:
+                raise UsageError(
+                    f"a graph file has no dimension '{dimension}'",
+                    hint="leave out --dim: all of its sizes are scaled",
+                )
+            return cls(source, settings, "", file_batch)
+        if file_batch != 1:
+            raise UsageError(
+                "--file-batch is for graph files, and this is a model",
+                hint="leave out --file-batch",
+            )
+        return cls(source, settings, open_dimension(source, settings, dimension))
+
     def at(self, batch: int) -> Subject:
         """The subject at a batch, with costs measured at another one where that is done."""
         subject = self._bound(batch)

@@ -424,3 +424,22 @@ def test_help_names_every_planner(cli: Command) -> None:
         assert name in said
     for command in ("compare", "max-batch"):
         assert "Usage" in cli(command, "--help").out
+
+
+def test_options_of_models_are_refused_for_graph_files(cli: Command, graph: Path) -> None:
+    for given in (
+        "--shape x:1", "--dim n=2", "--target host", "--data d.npz", "--not-counted inputs",
+        "--split-batch 2", "--dw-policy asap",
+    ):  # fmt: skip
+        cli("plan", graph, *BUDGET, *given.split()).assert_refused(2, given.split()[0])
+    for command in (("sweep",), ("compare", *BUDGET)):
+        name, *more = command
+        refused = cli(name, graph, *more, "--not-counted", "session")
+        refused.assert_refused(2, "--not-counted is for models")
+    for given in (("--dim", "n"), ("--dim", "n=2"), ("--train",), ("--target", "host")):
+        cli("max-batch", graph, "-b", "1GiB", *given).assert_refused(2, "graph file")
+
+
+def test_a_files_batch_is_refused_for_models(cli: Command, chain: Path) -> None:
+    refused = cli("max-batch", chain, "-b", "1GiB", "--file-batch", 4, "--dim", "n")
+    refused.assert_refused(2, "graph files", "leave out --file-batch")

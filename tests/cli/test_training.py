@@ -416,6 +416,8 @@ def test_options_of_a_step_that_would_do_nothing_are_refused(cli: Command, folde
         ("max-batch", "in.onnx", "-b", "1GiB", "--train"),
     ):
         cli(*asked, *own, "--loss", "mse").assert_refused(2, "--loss-output", "give one of")
+    kept = cli("optimize", "in.onnx", "out.onnx", "-b", "2x", "--train", "--initializers")
+    assert kept.code == 2  # such a file would hold constants
     for clip in ("--clip-norm", "--clip-value"):
         refused = cli("differentiate", "in.onnx", "out.onnx", *own, "--optimizer", "none", clip, 1)
         refused.assert_refused(2, "nothing is clipped")
