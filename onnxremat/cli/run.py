@@ -49,5 +49,7 @@ def command(
     )
     if save:
         voice.note(f"wrote {save}")
+        for name in facts["not_saved"]:
+            voice.note(f"output '{name}' is no array, and is not in it")
     if as_json:
         voice.result(facts)

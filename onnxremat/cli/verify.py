@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from onnxremat.cli import args
+from onnxremat.cli.asked import first_given
 from onnxremat.cli.console import Voice
+from onnxremat.errors import UsageError
 
 
 def command(
+    context: typer.Context,
     original: args.Model,
     result: Annotated[Path, typer.Argument(metavar="OUT", help="Model that onnxremat wrote.")],
     budget: Annotated[
@@ -32,6 +35,8 @@ def command(
     from onnxremat.pipeline.artifact import require
     from onnxremat.pipeline.prepare import Settings
 
+    if data is not None and first_given(context, ("seeds",)):
+        raise UsageError("--seeds and --data exclude each other", why="--data is one set of inputs")
     voice = Voice(as_json, quiet)
     settings = Settings(
         args.parse_shapes(shape), args.parse_dims(dim), threads=threads, seed=seed, data=data,

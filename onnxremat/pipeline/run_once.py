@@ -36,11 +36,13 @@ def run_once(
 
     Args:
         default_options: ignore the options a planned model carries.
-        save: write the outputs there (``.npz``).
+        save: write the outputs that are arrays there (``.npz``); ``not_saved`` of the result are
+            the others.
 
     Raises:
         UsageError, ModelError: unreadable model, inputs or output path.
     """
+    left_out = list[str]()
     if save is not None:
         check_writable(save)
     model, folder, _ = read_source(source)
@@ -57,6 +59,7 @@ def run_once(
     found = profile(to_model(graph), feeds, options, asked, folder=folder)
     if save is not None:
         arrays = {n: v for n, v in found.outputs.items() if isinstance(v, np.ndarray)}
+        left_out = [name for name in found.outputs if name not in arrays]
         with atomic(save) as temporary, temporary.open("wb") as file:
             write_arrays(file, arrays)
     weights = weight_bytes(graph, found, level=options.level, folder=folder)
@@ -74,6 +77,7 @@ def run_once(
             name: {"shape": list(np.shape(value)), "dtype": str(getattr(value, "dtype", ""))}
             for name, value in found.outputs.items()
         },
+        "not_saved": left_out,
     }
 
 

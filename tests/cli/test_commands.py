@@ -142,7 +142,11 @@ def test_inputs_from_a_file(cli: Command, folder: Path, chain: Path, planned: tu
     assert cli("run", chain, "--data", "feeds.npz", "--save", "out.npz", "--runs", 1).code == 0
     with np.load("out.npz") as out:
         assert set(out.files) == {f"dw{i}" for i in range(4)}
-    assert cli("verify", chain, planned[0], "--data", "feeds.npz").code == 0
+    one = cli("verify", chain, planned[0], "--data", "feeds.npz")
+    assert one.code == 0
+    assert "same outputs on the inputs given" in " ".join(one.err.split())
+    several = cli("verify", chain, planned[0], "--data", "feeds.npz", "--seeds", 5)
+    several.assert_refused(2, "--seeds and --data")
     said = cli("optimize", chain, "o.onnx", "-b", "2x", *PATIENT, "--data", "feeds.npz")
     assert said.code == 0, said.err
 
@@ -203,6 +207,18 @@ def test_run(cli: Command, folder: Path, chain: Path, planned: tuple) -> None:
     default = cli("run", planned[0], "--runs", 1, "--default-options", "--json")
     assert default.facts["peak_measured_bytes"] == planned[1]["peak_default_options_bytes"]
     assert listing() == []
+
+
+def test_outputs_that_are_no_arrays_are_named_where_they_are_not_saved(
+    cli: Command, folder: Path
+) -> None:
+    body = "g (float[2] x) => (float[2] y, seq(float[2]) s) { y = Neg(x) s = SequenceConstruct(x) }"
+    onnx.save(parse(body), "in.onnx")
+    said = cli("run", "in.onnx", "--runs", 1, "--save", "out.npz")
+    assert said.code == 0, said.err
+    assert "output 's' is no array, and is not in it" in said.err
+    with np.load("out.npz") as found:
+        assert found.files == ["y"]
 
 
 def test_values_may_have_the_names_of_arguments(cli: Command, folder: Path) -> None:
