@@ -59,7 +59,8 @@ class Training:
 
     def run(self, _: None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """One step on what of the feeds is data."""
-        return [np.array(self.trainer.step(feeds))]
+        fed = self.trainer.training.fed
+        return [np.array(self.trainer.step({name: feeds[name] for name in fed}))]
 
 
 def data_of(step: str) -> list[str]:

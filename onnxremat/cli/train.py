@@ -282,12 +282,15 @@ def _tell(
 def _check(source: Path, weights: Path | None, export: Path | None, validate: str | None) -> None:
     """Fail before anything is read where options do not go together."""
     from onnxremat import api
+    from onnxremat.graph.light import read_structure
+    from onnxremat.training.state import require_inference
 
     if export and not weights:
         raise UsageError("--export needs the model to put the weights in", hint="--weights IN.onnx")
     if validate and not weights:
         raise UsageError("--validate needs the model to run", hint="--weights IN.onnx")
     if export and weights:
+        require_inference(read_structure(weights))
         api.check_paths(weights, export)
         api.check_paths(source, export)
 
@@ -411,17 +414,17 @@ class _Run:
         if not (trainer.alone and trainer.whole):  # the other processes do not know
             hint = "--resume goes on from the last checkpoint" if self.checkpoint else ""
             return StoppedError(place, hint=hint)
-        if self.checkpoint or export:
-            try:
+        try:
+            if self.checkpoint:
+                trainer.save(self.checkpoint)
+                why = f"{self.checkpoint} holds it"
+                return StoppedError(place, why=why, hint="--resume goes on")
+            if export and weights:
                 trainer.require_sound()
-            except UsageError as lost:
-                return StoppedError(place, why=f"nothing was kept: {lost.what}", hint=lost.hint)
-        if self.checkpoint:
-            trainer.save(self.checkpoint)
-            return StoppedError(place, why=f"{self.checkpoint} holds it", hint="--resume goes on")
-        if export and weights:
-            trainer.export(weights, export)
-            return StoppedError(place, why=f"{export} holds the weights so far")
+                trainer.export(weights, export)
+                return StoppedError(place, why=f"{export} holds the weights so far")
+        except UsageError as lost:
+            return StoppedError(place, why=f"nothing was kept: {lost.what}", hint=lost.hint)
         return StoppedError(place, why="nothing was kept", hint="--checkpoint FILE keeps it")
 
 

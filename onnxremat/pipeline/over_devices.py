@@ -133,9 +133,9 @@ class DevicesRun:
     @cached_property
     def recorded(self) -> Recorded:
         """The run under the meter; state is updated in place, as a trainer does it."""
-        state = {old: np.array(self.feeds[old]) for old, _ in self.made.parts.pairs}
         made = self.made
-        return record(made.parts, made.machine, self.feeds, folder=made.folder, state=state)
+        state, given = made.state_and_rest(self.feeds)
+        return record(made.parts, made.machine, given, folder=made.folder, state=state)
 
     @property
     def peaks(self) -> Mapping[str, int]:

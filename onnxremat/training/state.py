@@ -40,6 +40,17 @@ def open_source(source: Source) -> tuple[onnx.ModelProto, Path | None]:
     return read_model(source), Path(source).parent
 
 
+def require_inference(model: onnx.ModelProto) -> None:
+    """Raises:
+    UsageError: what takes trained values is a training step.
+    """
+    if is_step(model):
+        raise UsageError(
+            "an export wants the inference model, and this is a training step",
+            hint="give the model that the step was made from: --weights MODEL",
+        )
+
+
 @dataclass(frozen=True)
 class Step:
     """A training graph as it was found.

@@ -52,6 +52,7 @@ from onnxremat.training.state import (
     marks_in,
     open_source,
     open_step,
+    require_inference,
 )
 
 # The memory pattern would double the peak of a training graph, and buffers held for a later value
@@ -439,11 +440,12 @@ class Trainer:
             path: where to write it, if anywhere.
 
         Raises:
-            UsageError: it is another model: one without a parameter that was trained, or with
-                another shape or type of it, or other values of what is frozen; or other processes
-                hold a parameter.
+            UsageError: it is a training step, or another model: one without a parameter that was
+                trained, or with another shape or type of it, or other values of what is frozen; or
+                other processes hold a parameter.
         """
         source, folder = open_source(model)
+        require_inference(source)
         result = onnx.ModelProto()
         result.CopyFrom(apply_restored(source, self.training.restored, folder))
         check_frozen(self.training, marks_in(result, folder))

@@ -263,6 +263,8 @@ def test_options_that_do_not_go_together(cli: Command, work: Path) -> None:
         (training("--checkpoint", "."), ("is a folder",)),
         (training("--export", "net.onnx"), ("the output is the input",)),
         (training("--export", "step.onnx"), ("the output is the input",)),
+        (("train", "step.onnx", "--data", "d.npz", "--weights", "step.onnx", "--export", "o.onnx"),
+         ("wants the inference model", "--weights MODEL")),
         (training("--plot", "loss.pdf"), ("unknown suffix",)),
         (training("--schedule", "fast"), ("unknown schedule", "cosine")),
         (training("--accumulate", 4), ("cannot accumulate", "differentiate --accumulate 4")),

@@ -98,6 +98,12 @@ def test_settings_and_what_the_loss_does_not_see_may_be_others(name: str) -> Non
     Trainer(step, made(0.2)).export(made(0.4))
 
 
+def test_an_export_wants_the_inference_model() -> None:
+    trainer = Trainer(step_of(net()))
+    with pytest.raises(UsageError, match="this is a training step"):
+        trainer.export(step_of(net()))
+
+
 def test_marks_are_those_of_the_model_however_the_step_is_stored(tmp_path: Path) -> None:
     """A rewrite may lay a frozen value out anew, and files hold it elsewhere."""
     step = step_of(net())
