@@ -1,10 +1,11 @@
-"""Training steps whose file holds first values of their inputs."""
+"""Inputs that have values in the file: first ones of a training step, defaults of a model."""
 
 from __future__ import annotations
 
 import onnx
 
 from onnxremat.grad import is_step, training_of
+from onnxremat.grad.marks import first_of
 
 
 def without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -22,3 +23,16 @@ def without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple
     result.graph.initializer.extend(kept)
     note = "first values of parameters and state are left out: train with --weights STEP or MODEL"
     return result, (note,)
+
+
+def said_of_defaults(model: onnx.ModelProto) -> tuple[str, ...]:
+    """A note where a model has inputs that need not be given: they become constants. Until ONNX's
+    IR 4 every weight had to be among the inputs, which says nothing."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    names = [value.name for value in model.graph.input if value.name in stored]
+    if not names or model.ir_version < 4 or is_step(model):
+        return ()
+    return (
+        f"inputs that have a value in the file are constants in a planned one: {first_of(names, 3)}"
+        "; take the value out of the file for what is to be given",
+    )

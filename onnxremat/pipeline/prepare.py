@@ -35,7 +35,7 @@ from onnxremat.ort.session import DEFAULT, TUNED, Options
 from onnxremat.pipeline.as_it_came import AsItCame, require_same
 from onnxremat.pipeline.base_order import base_order, target_notes, weights_notes
 from onnxremat.pipeline.batch_slices import in_parts
-from onnxremat.pipeline.first_values import without_first_values
+from onnxremat.pipeline.first_values import said_of_defaults, without_first_values
 from onnxremat.pipeline.floor import Floor
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
@@ -366,7 +366,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         forward, bound = bound, step_of(bound, folder, settings)
         unsaid = training_of(bound).unsaid
     bound, dropped = without_first_values(bound)
-    dropped = (*([unsaid] if unsaid else []), *dropped)
+    dropped = (*([unsaid] if unsaid else []), *said_of_defaults(model), *dropped)
     bound, folder = brought_out(bound, folder) if forward is None else (bound, folder)
     original = without_dead_ops(build_graph(bound, folder, opened=not settings.measure))
     if all(op.op_type == "Constant" for op in original.ops):

@@ -143,6 +143,10 @@ def test_budgets_by_device() -> None:
     assert limits == {"cpu:0": 1024, "cpu:1": 2048}
     assert machine.limits(machine.budgets("2KiB"), {}) == {"cpu:0": 2048, "cpu:1": 2048}
     assert machine.limits(machine.budgets("cpu:1=3KiB"), {}) == {"cpu:1": 3072}
+    for names in (("npu", "npu:0"), ("npu:0", "npu")):
+        both = Machine(tuple(Device(name, PROVIDERS["cpu"], threads=1) for name in names))
+        limits = both.limits(both.budgets("NPU=1KiB,npu:0=2KiB"), {})
+        assert limits == {"npu": 1024, "npu:0": 2048}
 
 
 @pytest.mark.parametrize(

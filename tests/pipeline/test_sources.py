@@ -55,3 +55,14 @@ def test_rows_that_see_others_have_no_other_batch_size(tmp_path: Path, old: int,
     assert not (tmp_path / "out.onnx").exists()
     onnx.save(parse(f"{made} m = Sin(x) y = Sub(x, m) }}"), tmp_path / "net.onnx")
     set_batch(tmp_path / "net.onnx", tmp_path / "out.onnx", 5)
+
+
+@pytest.mark.parametrize(("version", "listed"), [(3, True), (8, True), (8, False)])
+def test_inputs_that_need_not_be_given_are_named(version: int, listed: bool) -> None:
+    model = parse("g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Mul(x, w) }")
+    model.ir_version = version
+    if listed:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [4]))
+    notes = prepare(model, Settings(measure=False)).notes
+    said = any("are constants in a planned one: w;" in note for note in notes)
+    assert said == (listed and version > 3)
