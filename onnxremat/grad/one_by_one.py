@@ -19,6 +19,8 @@ from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_racing
 
+OLDEST = 18  # the first opset whose ScatterElements takes the largest, or smallest
+
 
 def with_single_reductions(t: Tape, ops: Sequence[Op], constants: Constants) -> list[Op]:
     """Ops without a ScatterND that reduces, but where the indices are known and none repeats.
@@ -29,18 +31,33 @@ def with_single_reductions(t: Tape, ops: Sequence[Op], constants: Constants) -> 
     """
     made: list[Op] = []
     for op in ops:
-        made += _single(t, op) if is_racing(op) and _may_repeat(constants, op) else [op]
+        single = is_racing(op) and _may_repeat(constants, op) and _can_be(t, op)
+        made += _single(t, op) if single else [op]
     return made
 
 
 def single_reductions(graph: Graph) -> Graph:
-    """The same of a graph by itself, every size of which is known."""
-    if not any(is_racing(op) for op in graph.ops):
+    """The same of a graph by itself; the same object where there is nothing to do."""
+    constants = Constants(graph)
+    if not any(is_racing(op) and _may_repeat(constants, op) for op in graph.ops):
         return graph
     taken = [op.name for op in graph.ops] + list(graph.inputs)
     t = Tape(graph.tensors, graph.opsets[""], taken)
-    ops = with_single_reductions(t, graph.ops, Constants(graph))
+    ops = with_single_reductions(t, graph.ops, constants)
     return graph.with_ops(ops, t.tensors).with_weights(t.initializers)
+
+
+def _can_be(t: Tape, op: Op) -> bool:
+    """Its sizes are known, and the opset has a ScatterElements that reduces so (16 adds and
+    multiplies)."""
+    if any(t.tensors[name].shape is None for name in op.inputs):
+        return False
+    return t.opset >= OLDEST or _how(op) in ("add", "mul")
+
+
+def _how(op: Op) -> str:
+    (how,) = (a.s.decode() for a in op.node.attribute if a.name == "reduction")
+    return how
 
 
 def _may_repeat(constants: Constants, op: Op) -> bool:
@@ -55,10 +72,9 @@ def _may_repeat(constants: Constants, op: Op) -> bool:
 
 def _single(t: Tape, op: Op) -> list[Op]:
     """Ops that make the output of a ScatterND in one thread."""
-    (how,) = (a.s.decode() for a in op.node.attribute if a.name == "reduction")
     start = len(t.ops)
     with t.scope(f"{op.name}/single", "forward"):
         data, indices, updates = op.inputs
-        reduced_at(t, data, indices, updates, how)
+        reduced_at(t, data, indices, updates, _how(op))
     made, t.ops[start:] = t.ops[start:], []
     return [*made[:-1], replace(made[-1], outputs=op.outputs)]
