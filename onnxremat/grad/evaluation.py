@@ -14,6 +14,7 @@ from onnxremat.grad.at_rest import at_rest
 from onnxremat.grad.description import Training
 from onnxremat.grad.forward import read_forward
 from onnxremat.grad.losses import Loss, loss_of
+from onnxremat.grad.one_by_one import single_reductions
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.sized_at_run import sized_at_run
@@ -47,7 +48,7 @@ def prediction_graph(
     model = at_rest(apply_restored(model, restored, folder))
 
     def build(sizes: RunSizes) -> onnx.ModelProto:
-        graph = read_forward(model, folder, variable=held, sizes=sizes)
+        graph = single_reductions(read_forward(model, folder, variable=held, sizes=sizes))
         made = _prediction(graph, model, prediction, held)
         return sized_at_run(made, sizes, [tensor.name for tensor in model.graph.initializer])
 

@@ -29,6 +29,7 @@ from onnxremat.grad.forward import (
     trained_norms,
 )
 from onnxremat.grad.losses import Loss, check_prediction, find_loss, settings_of
+from onnxremat.grad.one_by_one import with_single_reductions
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
@@ -392,14 +393,14 @@ class _Builder:
     # ---- assembly ------------------------------------------------------------------------
 
     def _assemble(self, walked: Backward) -> onnx.ModelProto:
-        if self.optimizer is None:
-            self.inputs += list(self.parameters)
+        self.inputs += list(self.parameters) if self.optimizer is None else []
         self._look_at_weights(walked)
         every = self._dropped((*walked.forward, *self.tape.ops))
         ops, outputs = named(self.tape, every, self.outputs)
         if self.settings.portable:
             ops = without_training_kernels(self.tape, ops)
         known = Constants(self.graph, self.chosen)
+        ops = with_single_reductions(self.tape, ops, known)
         ops = with_short_sums(self.tape, needed(ops, outputs), outputs, known)
         if self.settings.blocked:
             ops = in_blocks(self.tape, ops, outputs)

@@ -8,10 +8,12 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.errors import UsageError
+from onnxremat.graph.batch_axes import Place
 from onnxremat.graph.ir import Graph, Op, captures, subgraphs
 
 # Position of the input that says a shape.
 SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
+PLACED = ("Expand", "Reshape")  # these may say a batch that is not their leading dimension
 MADE = ("Expand", "ConstantOfShape")  # these may make a batch out of nothing
 
 
@@ -107,10 +109,20 @@ def said_shape(graph: Graph, op: Op) -> list[int] | None:
     return _constant(graph, op.inputs[position])
 
 
-def scaled_shape(op: Op, shape: Sequence[int], old: int, new: int) -> list[int]:
-    """The shape with its batch dimension changed: the leading one where that is a multiple of
-    the old batch, else the first that is; a -1 takes it up by itself."""
+def scaled_shape(
+    op: Op, shape: Sequence[int], old: int, new: int, place: Place | None = None
+) -> list[int]:
+    """The shape with its batch dimension changed; a -1 takes it up by itself.
+
+    Args:
+        place: where the batch lies in the output. Where that is not known, it is taken to be the
+            leading dimension where that is a multiple of the old batch, else the first that is.
+    """
     found = list(shape)
+    if place is not None and op.op_type in PLACED and place.axis < len(found):
+        if found[place.axis] > 0 and found[place.axis] % old == 0:
+            found[place.axis] = found[place.axis] // old * new
+        return found
     multiples = [i for i, size in enumerate(found) if size > 0 and size % old == 0]
     if found[:1] == [old] or op.op_type != "Reshape":
         places = [0] if found[:1] == [old] else []
@@ -120,8 +132,8 @@ def scaled_shape(op: Op, shape: Sequence[int], old: int, new: int) -> list[int]:
         places = multiples[:1]
     else:
         places = []
-    for place in places:
-        found[place] = found[place] // old * new
+    for axis in places:
+        found[axis] = found[axis] // old * new
     return found
 
 

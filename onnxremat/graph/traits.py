@@ -6,6 +6,8 @@ that dies, watch the allocator (``tests/ort/test_contract.py`` repeats it).
 
 from __future__ import annotations
 
+import onnx
+
 from onnxremat.graph.ir import Op
 
 ONNX = frozenset({"", "ai.onnx"})  # its own domain, by both names
@@ -76,9 +78,14 @@ def has_bodies(op: Op) -> bool:
 def is_racing(op: Op) -> bool:
     """A ScatterND with a reduction: its kernel divides the updates among threads, so that where
     indices repeat, sums are lost, other ones each time."""
-    if op.op_type != "ScatterND" or op.domain not in ONNX:
+    return op.op_type == "ScatterND" and reduces_in_threads(op.node)
+
+
+def reduces_in_threads(node: onnx.NodeProto) -> bool:
+    """The same of a node."""
+    if node.op_type != "ScatterND" or node.domain not in ONNX:
         return False
-    return any(a.name == "reduction" and a.s not in (b"", b"none") for a in op.node.attribute)
+    return any(a.name == "reduction" and a.s not in (b"", b"none") for a in node.attribute)
 
 
 def is_random(op: Op) -> bool:

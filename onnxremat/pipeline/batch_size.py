@@ -27,6 +27,7 @@ from onnxremat.graph.batch import (
     scaled_shape,
     without_sizes,
 )
+from onnxremat.graph.batch_axes import batch_places
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
 from onnxremat.graph.traits import has_bodies
@@ -107,6 +108,7 @@ def _changed(
             dims[0].dim_value = new
     del model.graph.value_info[:]
     depends, made = dependents(graph, inputs), made_batches(graph, old)
+    places = batch_places(graph, inputs, old)
     changed = 0
     for node, op in zip(model.graph.node, graph.ops, strict=True):
         if has_bodies(op) and depends.intersection(op.reads):
@@ -114,7 +116,7 @@ def _changed(
         shape = said_shape(graph, op)
         if shape is None or not (op.inputs[0] in depends or op.outputs[0] in made):
             continue
-        scaled = scaled_shape(op, shape, old, new)
+        scaled = scaled_shape(op, shape, old, new, places.get(op.outputs[0]))
         if scaled != shape:
             changed += 1
             name = f"{op.name}/shape_of_batch_{new}"

@@ -179,10 +179,14 @@ class _Parts:
             if best is None or found.candidate.limit < best[1].candidate.limit:
                 best = parts, found
         assert best is not None
-        lower, why = min(
-            (need + self.splits[parts].beside.total, why) for parts, (need, why) in needs.items()
-        )
+        lower, why = min((need + self._beside(parts), why) for parts, (need, why) in needs.items())
         return best[0], replace(best[1], lower=lower, why=why)
+
+    def _beside(self, parts: int) -> int:
+        """Bytes beside weights and values in a budget for so many parts. A share of the original's
+        weights and values leaves what is beside them out, however much that is."""
+        shared = self.budget.kind == "peak"
+        return (self.prepared if shared else self.splits[parts]).beside.total
 
     def _needs(self) -> dict[int, tuple[int, str]]:
         """Bytes that no plan of so many parts goes below, and why: of those that are there, and of

@@ -40,6 +40,7 @@ from onnxremat.pipeline.floor import Floor
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_regions import in_regions
 from onnxremat.pipeline.largest import at_largest
+from onnxremat.pipeline.lost_sums import without_lost_sums
 from onnxremat.pipeline.mispadded import mispadded
 from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
@@ -371,6 +372,8 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     original = without_dead_ops(build_graph(bound, folder, opened=not settings.measure))
     if all(op.op_type == "Constant" for op in original.ops):
         raise computes_nothing(name)
+    original, lost = without_lost_sums(original)
+    dropped = (*dropped, *lost)
     plain = in_tensors(original, folder)
     bound = to_model(original)
     feeds = _feeds(original, settings)

@@ -28,6 +28,7 @@ from onnxremat.graph.batch import (
     scaled_shape,
     without_sizes,
 )
+from onnxremat.graph.batch_axes import batch_places
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.traits import has_bodies
@@ -138,6 +139,7 @@ class _Parts:
     ) -> None:
         self.graph, self.inputs, self.batch, self.made = graph, inputs, batch, made
         self.inside = dependents(graph, {*inputs, *self.made})
+        self.places = batch_places(graph, inputs, batch)
         self.constants: list[onnx.TensorProto] = []
         self.repeated = _repeated(graph, batch, self.inside, folder)
         self._names: set[str] = set()
@@ -204,7 +206,7 @@ class _Parts:
         shape = said_shape(self.graph, op)
         if shape is None or not (op.inputs[0] in self.inside or op.outputs[0] in self.made):
             return copy
-        scaled = scaled_shape(op, shape, self.batch, rows)
+        scaled = scaled_shape(op, shape, self.batch, rows, self.places.get(op.outputs[0]))
         if scaled == shape:
             return copy
         told = self._constant(f"{copy.name}/shape", scaled)

@@ -96,7 +96,7 @@ SCATTERS = [
          domain="com.microsoft"),
 ]  # fmt: skip
 
-# Which add, multiply and compare at one place from several threads in the forward pass already.
+# Whose kernel adds, multiplies and compares at one place from several threads: a step has another.
 RACING = [
     case("ScatterND", positive(30, 256), _REPEATED, positive(3000, 256) ** 0.01, reduction=_mode)
     for _mode in ("add", "max", "min", "mul")

@@ -15,7 +15,11 @@ from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
 from onnxremat.grad import row_sums
+from onnxremat.grad.one_by_one import single_reductions
 from onnxremat.grad.tape import Tape
+from onnxremat.graph.onnx_io import to_model
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import named_outputs
 from tests.grad.checking import Case, Fixed, build, gradients
 from tests.grad.large import RACING, SCATTERS, THREADS, backward, different, error, results
 
@@ -62,12 +66,43 @@ def test_same_bits_and_right_with_any_number_of_threads(case: Case) -> None:
         assert different(found) == 1, f"{threads} threads: {different(found)} different results"
 
 
+@pytest.mark.parametrize("case", RACING, ids=lambda case: case.label())
+def test_reductions_of_the_model_itself_have_the_same_bits(case: Case) -> None:
+    """Loss and gradients; the kernel of the model's own op gave others in each run."""
+    model, values = backward(case, np.float32)
+    found = [one for threads in (1, 2) for one in results(model, values, threads, RUNS)]
+    assert different(found) == 1
+
+
+def test_known_indices_that_differ_are_reduced_as_they_were() -> None:
+    """No thread meets another there, and the kernel is quicker."""
+    zeros = numpy_helper.from_array(np.zeros((4, 2), np.float32), "zeros")
+    for places, kept in (([[2], [0], [3]], True), ([[2], [0], [2]], False), ([[2], [-2]], False)):
+        i = numpy_helper.from_array(np.array(places), "i")
+        put = helper.make_node("ScatterND", ["zeros", "i", "u"], ["y"], "put", reduction="add")
+        graph = helper.make_graph(
+            [put], "g",
+            [helper.make_tensor_value_info("u", T.FLOAT, (len(places), 2))],
+            [helper.make_tensor_value_info("y", T.FLOAT, (4, 2))], [zeros, i],
+        )  # fmt: skip
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        made = single_reductions(build_graph(model))
+        assert ("ScatterND" in {op.op_type for op in made.ops}) is kept
+        updates = np.arange(2.0 * len(places), dtype=np.float32).reshape(-1, 2)
+        want = np.zeros((4, 2), np.float32)
+        np.add.at(want, np.array(places).ravel(), updates)
+        np.testing.assert_array_equal(
+            named_outputs(to_model(made), {"u": updates}, None)["y"], want
+        )
+
+
 def test_no_reduction_races() -> None:
-    """No gradient has a ScatterND that reduces, whose kernel adds from several threads at once."""
+    """No step has a ScatterND that reduces, whose kernel adds from several threads at once: not
+    that of the model either."""
     for case in (*SCATTERS, *RACING):
         model, _ = backward(case, np.float32)
         for node in model.graph.node:
-            if node.op_type == "ScatterND" and node.name != "node":
+            if node.op_type == "ScatterND":
                 assert all(a.name != "reduction" or a.s == b"none" for a in node.attribute)
 
 

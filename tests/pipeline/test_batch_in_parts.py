@@ -449,3 +449,16 @@ def test_places_that_a_kernel_lists_are_fewer_in_parts() -> None:
         assert limit.planned == 1  # of the whole
         parts = StepInParts(prepared, budget, PlanOptions(), Phases())
         assert type(parts.refusal(NoPlanError("none"), limit)) is kind
+
+
+def test_a_share_is_refused_by_what_it_counts() -> None:
+    """Parts have more nodes; a share of weights and values leaves these out. The least that is said
+    to be needed is not more than what is said to work."""
+    chain = " ".join(f"a{k + 1} = Sin(a{k})" for k in range(12))
+    text = "g (float[4, 8192] a0) => (float[4, 1] y) { axes = Constant<value_ints: ints = [1]>() "
+    model = parse(f"{text} {chain} y = ReduceSum(a12, axes) }}")
+    prepared = prepare(model, Settings(threads=1))
+    with pytest.raises((InfeasibleError, NoPlanError)) as refused:
+        plan_best(prepared, parse_budget("0.01x"), PlanOptions(time_limit=LONG))
+    said = refused.value.refusal
+    assert said.lower <= said.works.fits + prepared.beside.total

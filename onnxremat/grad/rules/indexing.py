@@ -15,7 +15,7 @@ from onnxremat.grad.marks import reading_of
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.row_sums import sum_rows
 from onnxremat.grad.rules.runs import runs_of, sum_of_runs
-from onnxremat.grad.rules.scattering import added_at
+from onnxremat.grad.rules.scattering import added_at, flat_indices, reduced_at
 from onnxremat.grad.tape import Shape, Tape
 
 FEW_RUNS = 4  # slices up to which a known index is cheaper than a scatter
@@ -96,19 +96,10 @@ def gather_nd(call: Call) -> Cotangents:
     indices = _with_batch(t, indices, call.attribute("batch_dims", 0))
     depth = t.shape(indices)[-1]
     count, width = t.size(indices) // depth, math.prod(shape[depth:])
-    places = _flat(t, indices, shape[:depth])
+    places = flat_indices(t, indices, shape[:depth])
     rows = t.reshape(call.dy, (count, width))
     made = sum_rows(t, rows, t.reshape(places, (count,)), math.prod(shape[:depth]))
     return [t.reshape(made, shape), None]
-
-
-def _flat(t: Tape, tuples: str, lengths: Shape) -> str:
-    """Index tuples (in the last axis) of axes of these lengths, as indices of all in one, int32."""
-    steps = [math.prod(lengths[k + 1 :]) for k in range(len(lengths))]
-    tuples = t.cast(tuples, T.INT32)
-    ends = t.constant(np.array(lengths), T.INT32)
-    tuples = t.where(t.compare("Less", tuples, 0), t.add(tuples, ends), tuples)
-    return t.sum(t.mul(tuples, t.constant(np.array(steps), T.INT32)), [t.rank(tuples) - 1])
 
 
 def _with_batch(t: Tape, indices: str, batch: int) -> str:
@@ -151,32 +142,19 @@ class _Scatter:
         return self.call.shape(0), self.call.shape(2)
 
     def into(self, data: str, updates: str, reduction: str) -> str:
-        """``updates`` into ``data``. ScatterND reduces in several threads at once, wrongly where
-        indices repeat: it is done element by element in one thread instead. Numbers of 16 bits,
-        which the CPU provider does not reduce, are reduced in float32."""
+        """``updates`` into ``data``; see :func:`reduced_at` for what several may go to one place
+        of. Numbers of 16 bits, which the CPU provider does not reduce, are reduced in float32."""
         t, indices = self.call.tape, self.call.op.inputs[1]
+        if self.put == "ScatterND" and reduction != "none":
+            return reduced_at(t, data, indices, updates, reduction)
         kept = t.dtype(data)
         if reduction != "none" and kept in (T.FLOAT16, T.BFLOAT16):
             wide = self.into(t.cast(data, T.FLOAT), t.cast(updates, T.FLOAT), reduction)
             return t.cast(wide, kept)
-        if self.put == "ScatterND" and reduction != "none":
-            return self._one_by_one(data, updates, reduction)
         return t.op(
             self.put, data, indices, updates, shape=self.shapes[0], reduction=reduction,
             **self.attributes,
         )  # fmt: skip
-
-    def _one_by_one(self, data: str, updates: str, reduction: str) -> str:
-        t, indices, shape = self.call.tape, self.call.op.inputs[1], self.shapes[0]
-        depth = t.shape(indices)[-1]
-        length, width = math.prod(shape[:depth]), math.prod(shape[depth:])
-        count = t.size(indices) // depth
-        places = t.reshape(_flat(t, indices, shape[:depth]), (count, 1))
-        made = t.op(
-            "ScatterElements", t.reshape(data, (length, width)), t.expand(places, (count, width)),
-            t.reshape(updates, (count, width)), shape=(length, width), axis=0, reduction=reduction,
-        )  # fmt: skip
-        return t.reshape(made, shape)
 
     def back(self, data: str) -> str:
         """What lies at the places of the updates."""
