@@ -163,10 +163,10 @@ class RegionsInParts(InParts):
         )
         if split is None:
             return None
-        more = chosen.seconds / self.choosers.whole.seconds - 1
+        more = split.costs.total / self.prepared.costs.total - 1
         what = (
-            f"{described(chosen.regions)} (whole: {why}; --fission off keeps it whole), at an "
-            f"estimated {more:+.1%} of the whole's time"
+            f"{described(chosen.regions)} (whole: {why}; --fission off keeps it whole), which "
+            f"takes {more:+.1%} of the whole's time"
         )
         self.splits = {key: self._noted(split, what, "graph")}
         return self.splits[key]
