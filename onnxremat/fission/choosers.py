@@ -40,6 +40,12 @@ class Choosers:
         """It may not go on: what was not found may be there."""
         return self._stop()
 
+    def go_on(self, stop: Callable[[], bool]) -> None:
+        """With what is known, until another moment."""
+        self._stop = stop
+        for made in self._made:
+            made.until(stop)
+
     def within(self, limit: int) -> Priced:
         """As :meth:`Chooser.within`, of the first way that keeps the limit at little time, or else
         the best."""

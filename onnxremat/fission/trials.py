@@ -40,6 +40,10 @@ class Trials:
         self.left = 0
         self.paid: set[object] = set()
 
+    def until(self, stop: Callable[[], bool]) -> None:
+        """Go on until another moment."""
+        self._stop = stop
+
     def stop(self) -> bool:
         """No further trials: there is no time, or the work that a search may take is done."""
         return self.left <= 0 or self._stop()

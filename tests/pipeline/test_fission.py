@@ -22,7 +22,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import write_model
-from onnxremat.pipeline import priced
+from onnxremat.pipeline import priced, ways
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import RegionsInParts
@@ -87,6 +87,20 @@ def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
     of_model(plan, tmp_path / "in.onnx")
     checks = api.verify(tmp_path / "in.onnx", _saved(again, tmp_path)).checks
     assert all(check.ok for check in checks if check.kind in (Kind.OUTPUTS, Kind.ORDER))
+
+
+def test_regions_that_surely_need_less_come_before_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For the least memory: plans of the whole, and a batch in parts, may take all the time."""
+
+    def planned(*_: object) -> NoReturn:
+        pytest.fail("the whole was planned")
+
+    monkeypatch.setattr(ways, "plan_best", planned)
+    result = _optimised("min")
+    assert result.facts()["fission"]
+    assert result.candidate.held < WHOLE
 
 
 def test_a_busy_moment_does_not_choose_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
