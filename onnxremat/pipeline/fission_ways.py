@@ -19,7 +19,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import LOAD, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.time_left import no_time
+from onnxremat.pipeline.time_left import no_time, passing
 from onnxremat.pipeline.ways_in_parts import LEANER, WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.options import PlanOptions
 
@@ -27,6 +27,9 @@ TRIES = 4  # graphs in parts that are carried out for one budget
 REMADE = 0.25  # share of the time that is left for the choice of pieces that are made again
 GATES = 1 << 16  # bytes left for what keeps second runs apart
 SEARCH = 0.75  # share of the time that is left for the choice of regions, of the processor's time
+# What is done with regions that are needed, in times that a graph of twice the ops takes to be
+# opened, run and looked at: it is written, run, measured, planned and run again.
+PASSING, TIMES = 4, 2.0
 NOT_EVERY = "with regions in parts none was found, which is no proof that there is none"
 UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
 NO_TIME = "the time was over: regions that may do were not tried (a longer --time-limit does that)"
@@ -53,7 +56,10 @@ def choosers_for(
     with log.phase(LOAD):
         warm_up()
     wholes = wholes_of(prepared.graph, prepared.costs, prepared.folder, structures=structures)
-    return Choosers(wholes, _ending(options, log, needed, worked))
+    late = PASSING * passing(prepared, TIMES)  # for what is done with regions that are found
+    return Choosers(
+        wholes, _ending(options, log, needed, worked), lambda: needed and log.left <= late
+    )
 
 
 def _ending(
