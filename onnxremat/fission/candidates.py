@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -290,16 +291,19 @@ class Regions:
         Raises:
             CannotSplitError: an op cannot be split so.
         """
-        parts = self.paper.rows(replace(region, kept=frozenset()))
-        found: list[str] = []
+        found, each = list[str](), defaultdict[str, list[Span]](list)
+        for rows in self.paper.rows(replace(region, kept=frozenset())):
+            for name, piece in rows.pieces.items():
+                each[name].append(piece.made)
         for place in self.paper.members(region):
             op = self.graph.ops[place]
             if is_either(op):
                 continue
-            pieces = [rows.pieces[op.name].made for rows in parts if op.name in rows.pieces]
+            pieces = each.get(op.name)
             axis = pieces[0].axis if pieces else 0
             value = op.inputs[0] if op.writes[0] in region.sums else op.writes[0]
-            if sum(made.size for made in pieces) > self.facts.shape(value)[axis]:
+            size = sum([made.end - made.first for made in pieces or ()])
+            if size > self.facts.shape(value)[axis]:
                 found += op.writes
         return found
 

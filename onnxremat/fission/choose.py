@@ -80,16 +80,20 @@ class Chooser(Trials):
     """Fission of one graph.
 
     Args:
-        stop: asked between trials, and before regions of a stretch are looked for.
+        stop, late: as of :class:`Trials`, also before regions of a stretch are looked for.
         once: at one price of kernels, since images may be made again, here or in a graph that is
             searched next: that is a matter of rows, not of calls. The next goes on from what is
             found, so that a rung that is not kept ends the search before it.
     """
 
     def __init__(
-        self, of: Whole, stop: Callable[[], bool] = lambda: False, once: bool = False
+        self,
+        of: Whole,
+        stop: Callable[[], bool] = lambda: False,
+        once: bool = False,
+        late: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(of, stop)
+        super().__init__(of, stop, late)
         self.tuner, self.next = Tuner(self), once and not of.again
         levels, work = LEVELS[:1] if once or of.again else LEVELS, WORK + of.again * WORK
         self.searches = {level: _Search([self.whole], work) for level in levels}
@@ -114,7 +118,9 @@ class Chooser(Trials):
         tuned = set[object]()
         for level in self.searches:
             self.level = level
+            self.enough = self.quickest(limit, self.of.kernels).peak <= limit
             self._down(limit, tuned)
+        self.enough = False
         return self.quickest(limit, self.of.kernels)
 
     def _down(self, limit: int, tuned: set[object]) -> None:
@@ -130,6 +136,7 @@ class Chooser(Trials):
         least = min(found, key=lambda each: each.peak)
         if least.peak > limit and not self.next:
             least = self._finer(limit, least)
+        self.enough = self.enough or least.peak <= limit
         regions = frozenset(region.ops for region in least.regions)
         if regions not in tuned:
             tuned.add(regions)

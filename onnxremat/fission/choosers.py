@@ -19,16 +19,23 @@ class Choosers:
 
     Args:
         stop: asked between trials, and before regions of a stretch are looked for.
+        late: the same, once regions are known that keep the limit: what has to be done with these
+            is to end in time.
 
     Raises:
         IndexError: there is no way.
     """
 
-    def __init__(self, ways: Sequence[Whole], stop: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        ways: Sequence[Whole],
+        stop: Callable[[], bool] = lambda: False,
+        late: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._ways = list(ways)
-        self._stop = stop
+        self._stop, self._late = stop, late
         self._able = [Regions(Paper(way.graph)) for way in ways]
-        self._made = [Chooser(ways[0], stop)]
+        self._made = [Chooser(ways[0], stop, late=late)]
 
     @property
     def whole(self) -> Priced:
@@ -40,6 +47,12 @@ class Choosers:
         """It may not go on: what was not found may be there."""
         return self._stop()
 
+    def go_on(self, stop: Callable[[], bool]) -> None:
+        """With what is known, until another moment."""
+        self._stop = stop
+        for made in self._made:
+            made.until(stop)
+
     def within(self, limit: int) -> Priced:
         """As :meth:`Chooser.within`, of the first way that keeps the limit at little time, or else
         the best."""
@@ -49,11 +62,13 @@ class Choosers:
     def _within(self, limit: int) -> Priced:
         found = list[Priced]()
         for index, way in enumerate(self._ways):
-            if found and (self._stop() or (way.again and _best(found, limit).peak <= limit)):
+            if found and (
+                self._done(found, limit) or (way.again and _best(found, limit).peak <= limit)
+            ):
                 break
             if len(self._made) <= index:
                 once = index > 0 and any(each.again for each in self._ways)
-                self._made.append(Chooser(way, self._stop, once))
+                self._made.append(Chooser(way, self._stop, once, self._late))
                 if way.again:
                     self._made[-1].begin(self._made[-2])
             able = self._able[index:]
@@ -63,6 +78,10 @@ class Choosers:
             if found[-1].peak <= limit and found[-1].seconds <= FREE * self.whole.seconds:
                 break
         return _best(found, limit)
+
+    def _done(self, found: Sequence[Priced], limit: int) -> bool:
+        """There is no time for another way."""
+        return self._stop() or (_best(found, limit).peak <= limit and self._late())
 
     def never(self, name: str) -> bool:
         """An op is whole whatever is in parts: it goes in no region, nor is it written out."""

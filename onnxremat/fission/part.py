@@ -217,14 +217,17 @@ class Part:
 
     def _taken(self, name: str, span: Span | None, inside: bool) -> str:
         """The tensor of a stretch that is read."""
-        if name and (name, span) not in self.read:
+        if not name:
+            return ""
+        found = self.read.get((name, span))
+        if found is None:
             if inside:
                 assert span is not None
                 found = self.writer.gather(name, self.have[name], span)
             else:
                 found = self.writer.outside(name, span)
             self.read[name, span] = found
-        return self.read.get((name, span), "")
+        return found
 
     def _hold(self, name: str) -> None:
         """Keep the rows of a value that later parts read again, and no others."""

@@ -65,6 +65,8 @@ def rows_of(graph: Graph, facts: Facts, region: Region) -> list[Rows]:
 
 def bounds_of(graph: Graph, facts: Facts, region: Region) -> dict[str, list[Span]]:
     """What every part makes of each result that is read, and sums of what is summed."""
+    if not region.until:
+        return {n: region.spans(n, length_of(graph, facts, region, n)) for n in region.axes}
     return {
         name: [
             replace(span, end=max(span.first, min(span.end, region.until.get(name, span.end))))

@@ -22,16 +22,21 @@ class Trials:
 
     Args:
         stop: asked between trials.
+        late: the same, once something is known that keeps the limit.
 
     Attributes:
         level: what kernels cost beside their rows in the search that is under way.
         left: work that is left to it, in pieces of ops (a hundred thousand take a second or two).
+        enough: what keeps the limit is known: the search may end once it is late.
         paid: trials, and regions, that it has done its work for. Those that another search has done
             are work again, so that what a search finds does not depend on others.
     """
 
-    def __init__(self, of: Whole, stop: Callable[[], bool]) -> None:
-        self.of, self.graph, self._stop = of, of.graph, stop
+    def __init__(
+        self, of: Whole, stop: Callable[[], bool], late: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.of, self.graph, self._ended, self._late = of, of.graph, stop, late
+        self.enough = False
         self.prices = Prices(of)
         self.able, self.place = Regions(self.prices.paper), self.prices.paper.place
         self.known: dict[frozenset[object], Priced | None] = {}
@@ -39,6 +44,14 @@ class Trials:
         self.level = of.kernels
         self.left = 0
         self.paid: set[object] = set()
+
+    def until(self, stop: Callable[[], bool]) -> None:
+        """Go on until another moment."""
+        self._ended = stop
+
+    def _stop(self) -> bool:
+        """There is no time."""
+        return self._ended() or (self.enough and self._late())
 
     def stop(self) -> bool:
         """No further trials: there is no time, or the work that a search may take is done."""

@@ -118,10 +118,13 @@ class Writer:
         for tensor, held in islice(stretches, bisect(stretches, span.first, key=_end_of), None):
             if held.first >= span.end:
                 break
+            if held == span:
+                return tensor
             both = held.overlap(span)
-            if both.size > 0:
+            if both.end > both.first:
                 found.append((self.cut(tensor, name, held, both), both))
-        assert sum(part.size for _, part in found) == span.size, (name, span, stretches)
+        there = sum([part.end - part.first for _, part in found])
+        assert there == span.end - span.first, (name, span, stretches)
         return found[0][0] if len(found) == 1 else self.join(name, found)
 
     # What is written.

@@ -56,7 +56,8 @@ def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
     }  # fmt: skip
     inputs = {n for n in graph.inputs if graph.tensors[n].shape and is_left(graph.tensors[n])}
     found = _Found(graph, SHOWN, _waits(graph))
-    return found.made(frozenset(weights), frozenset(inputs.difference(known)))
+    hidden = inputs.difference(known) | _first_casts(graph, known)
+    return found.made(frozenset(weights), frozenset(hidden))
 
 
 def constants_unforeseen(graph: Graph) -> Graph:
@@ -112,6 +113,21 @@ def _first_constants(graph: Graph) -> list[Op]:
     return list(places.values())
 
 
+def _first_casts(graph: Graph, known: Collection[str]) -> set[str]:
+    """What is first made of inputs of half precision in a type that is left as it is: their shapes
+    are hidden there."""
+    tensors = graph.tensors
+    behind = {n for n in graph.inputs if tensors[n].shape and not is_left(tensors[n])}
+    behind.difference_update(known)
+    found = set[str]()
+    for op in graph.ops:
+        if behind.isdisjoint(op.reads):
+            continue
+        first = op.standard and op.op_type == "Cast" and is_left(tensors[op.outputs[0]])
+        (found if first else behind).update(op.writes)
+    return {name for name in found if tensors[name].shape}
+
+
 def is_left(tensor: Tensor) -> bool:
     """Whether onnxruntime leaves an op that reads a value as it is. Between Casts it computes what
     is of half precision in float32, and Casts that it adds for that run late, in another order than
@@ -152,24 +168,27 @@ class _Found:
         self.tensors = dict(graph.tensors)
         self.ops: list[Op] = []
         self.constants: list[onnx.TensorProto] = []
-        self.names = dict[str, str]()  # of a constant or input to what is read in its place
+        self.names = dict[str, str]()  # of a constant or value to what is read in its place
 
-    def made(self, bounds: frozenset[str], inputs: frozenset[str]) -> Graph:
-        """The graph that reads these constants and inputs so."""
+    def made(self, bounds: frozenset[str], values: frozenset[str]) -> Graph:
+        """The graph that reads these constants, and values so."""
         graph = self.graph
         sized = [name for name in graph.inputs if graph.tensors[name].dtype]
         sized.sort(key=lambda name: not is_left(graph.tensors[name]))
         if not sized or graph.opsets.get("", 1) < FIRST:
             return graph
         self._zero(sized[0])
-        kept = []
+        kept, fed = list[Op](), frozenset(graph.inputs)
         for each in graph.ops:
             read = list(each.inputs)
             at = BOUNDS.get(each.op_type, len(read)) if each.standard else len(read)
             if at < len(read) and read[at] in bounds:
                 read[at] = self._sum(read[at])
             if not (each.op_type in ("Shape", "Size") or each.name.startswith(ADDED)):
-                read = [self._shown(name) if name in inputs else name for name in read]
+                read = [
+                    self._shown(n, self.ops if n in fed else kept) if n in values else n
+                    for n in read
+                ]
             if each.name in self.shown:
                 read = self._waiting(each, read)
             kept.append(replace(each, inputs=tuple(read)))
@@ -184,7 +203,7 @@ class _Found:
             return read  # as one of its bounds already
         sized = wanted == _bound(self.graph, op)
         return [
-            name if name != wanted else self._sum(name) if sized else self._shown(name)
+            name if name != wanted else self._sum(name) if sized else self._shown(name, self.ops)
             for name in read
         ]
 
@@ -209,8 +228,12 @@ class _Found:
             self.names[name] = made
         return self.names[name]
 
-    def _shown(self, name: str) -> str:
-        """An input in a shape of as many zeros: a Reshape to them copies every dimension."""
+    def _shown(self, name: str, ops: list[Op]) -> str:
+        """A value in a shape of as many zeros: a Reshape to them copies every dimension.
+
+        Args:
+            ops: behind which that is done.
+        """
         if name not in self.names:
             tensor = self.tensors[name]
             rank = len(tensor.shape or ())
@@ -218,7 +241,8 @@ class _Found:
             if zeros not in self.tensors:
                 self._constant(f"rank{rank}", np.zeros(rank, np.int64))
             made = f"{self.zero}/{name}"
-            self._op("Reshape", [name, self._sum(zeros)], made, tensor.dtype, tensor.shape or ())
+            read = [name, self._sum(zeros)]
+            self._op("Reshape", read, made, tensor.dtype, tensor.shape or (), ops)
             self.names[name] = made
         return self.names[name]
 
@@ -232,12 +256,19 @@ class _Found:
         return made.name
 
     def _op(
-        self, kind: str, inputs: list[str], output: str, dtype: int, shape: tuple[int, ...]
+        self,
+        kind: str,
+        inputs: list[str],
+        output: str,
+        dtype: int,
+        shape: tuple[int, ...],
+        ops: list[Op] | None = None,
     ) -> str:
         size = self.tensors[inputs[0]].bytes if kind == "Reshape" else 8 * int(np.prod(shape))
         self.tensors[output] = Tensor(output, dtype, shape, size, Role.ACTIVATION)
         node = onnx.helper.make_node(kind, inputs, [output], name=output)
-        self.ops.append(Op(output, kind, "", tuple(inputs), (output,), (), node))
+        behind = self.ops if ops is None else ops
+        behind.append(Op(output, kind, "", tuple(inputs), (output,), (), node))
         return output
 
 

@@ -61,4 +61,7 @@ def _divided(
     said = (note for note in prepared.notes if note not in older)
     notes = tuple(dict.fromkeys((*said, *made.notes)))
     took = log.seconds[OPTIMISE] - before  # it was written, opened, run and looked at
-    return replace(made, notes=notes, whole=prepared.whole or prepared.graph, passing=took)
+    return replace(
+        made, notes=notes, whole=prepared.whole or prepared.graph,
+        whole_seconds=prepared.store_all_seconds, passing=took,
+    )  # fmt: skip

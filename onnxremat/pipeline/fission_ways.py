@@ -19,14 +19,17 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import LOAD, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.time_left import no_time
-from onnxremat.pipeline.ways_in_parts import WHOLE, InParts, attempt_in_parts
+from onnxremat.pipeline.time_left import no_time, passing
+from onnxremat.pipeline.ways_in_parts import LEANER, WHOLE, InParts, attempt_in_parts
 from onnxremat.planner.options import PlanOptions
 
 TRIES = 4  # graphs in parts that are carried out for one budget
 REMADE = 0.25  # share of the time that is left for the choice of pieces that are made again
 GATES = 1 << 16  # bytes left for what keeps second runs apart
 SEARCH = 0.75  # share of the time that is left for the choice of regions, of the processor's time
+# What is done with regions that are needed, in times that a graph of twice the ops takes to be
+# opened, run and looked at: it is written, run, measured, planned and run again.
+PASSING, TIMES = 4, 2.0
 NOT_EVERY = "with regions in parts none was found, which is no proof that there is none"
 UNFINISHED = "the choice of regions ended before it was done (a longer --time-limit goes on)"
 NO_TIME = "the time was over: regions that may do were not tried (a longer --time-limit does that)"
@@ -52,12 +55,23 @@ def choosers_for(
     """
     with log.phase(LOAD):
         warm_up()
+    wholes = wholes_of(prepared.graph, prepared.costs, prepared.folder, structures=structures)
+    late = PASSING * passing(prepared, TIMES)  # for what is done with regions that are found
+    return Choosers(
+        wholes, _ending(options, log, needed, worked), lambda: needed and log.left <= late
+    )
+
+
+def _ending(
+    options: PlanOptions,
+    log: Phases,
+    needed: bool = False,
+    worked: Callable[[], float] = time.thread_time,
+) -> Callable[[], bool]:
+    """When the choice of regions is to end; see :func:`choosers_for`."""
     left = max(options.left, log.left) if needed and log.left < inf else options.left
     until = worked() + SEARCH * left if options.work is None else inf
-    return Choosers(
-        wholes_of(prepared.graph, prepared.costs, prepared.folder, structures=structures),
-        lambda: options.stopped or worked() >= until or log.left <= 0,
-    )
+    return lambda: options.stopped or worked() >= until or log.left <= 0
 
 
 @dataclass
@@ -132,6 +146,28 @@ class RegionsInParts(InParts):
     def _leanest(self) -> Prepared | None:
         return self._split(self._chosen(0), "needs more")
 
+    def surely_leanest(self, share: float) -> Candidate | None:
+        """The least memory, where regions surely take less than any plan of the whole: then they
+        have the first share of the time, which plans of the whole might leave none of. None where
+        that is not sure.
+
+        Args:
+            share: of the time that is left.
+        """
+        options = self.options.within(share)
+        ending = _ending(options, self.log)
+        self.known = choosers_for(self.prepared, options, self.log, structures=self._counts_nodes)
+        if options.work is None:  # what a busy machine does not find, the whole may have
+            self.known.go_on(lambda: ending() or options.left <= 0)
+        chosen, found = self._chosen(0), None
+        if chosen.peak + self.prepared.weights <= LEANER * self.prepared.reduced.need.bytes:
+            split = self._split(chosen, "needs more")
+            if split is not None and not self.options.stopped:
+                found = self._at_minimum(split, options)
+        self.unfinished = ""
+        self.known.go_on(_ending(self.options, self.log))
+        return found
+
     def _chosen(self, room: int) -> Priced:
         with self.log.phase(PLAN, "choosing regions to compute in parts"):
             found = self.choosers.within(room)
@@ -163,10 +199,10 @@ class RegionsInParts(InParts):
         )
         if split is None:
             return None
-        more = chosen.seconds / self.choosers.whole.seconds - 1
+        more = split.costs.total / self.prepared.costs.total - 1
         what = (
-            f"{described(chosen.regions)} (whole: {why}; --fission off keeps it whole), at an "
-            f"estimated {more:+.1%} of the whole's time"
+            f"{described(chosen.regions)} (whole: {why}; --fission off keeps it whole), which "
+            f"takes {more:+.1%} of the whole's time"
         )
         self.splits = {key: self._noted(split, what, "graph")}
         return self.splits[key]

@@ -51,6 +51,7 @@ from onnxremat.pipeline.unsplit import AsRead, Unsplit, optimised
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
+from onnxremat.planner.semantics import seconds
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
 from onnxremat.session.measure import profiled, weight_bytes
@@ -170,6 +171,7 @@ class Prepared:
         store_all_peak: predicted bytes of ``graph`` in its order, nothing recomputed.
         notes: what a user should know.
         whole: the graph before its batch was split, None where it is whole.
+        whole_seconds: of that, nothing recomputed, by the same costs; 0 where it is whole.
         outputs: what ``graph`` returned for ``feeds`` under the options of plans, None where it
             was not run.
         lasting: tensors of ``graph`` that are left when a session with default options has fused
@@ -188,6 +190,7 @@ class Prepared:
     settings: Settings
     notes: tuple[str, ...] = ()
     whole: Graph | None = None
+    whole_seconds: float = 0.0
     outputs: Mapping[str, Any] | None = None
     lasting: frozenset[str] | None = None
     as_it_is: bool = False
@@ -261,6 +264,14 @@ class Prepared:
     def reduced(self) -> Reduced:
         """The planner's numbers for one session."""
         return reduce(self.graph, self.costs, self.weights)
+
+    @property
+    def store_all_seconds(self) -> float:
+        """Of a run of the whole graph with nothing recomputed, though this be one in parts."""
+        if self.whole_seconds:
+            return self.whole_seconds
+        problem = self.reduced.problem
+        return seconds(problem, problem.store_all())
 
     @property
     def names(self) -> list[str]:

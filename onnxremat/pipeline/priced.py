@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onnxremat.cost.analytic import analytic_costs, estimated_at, estimated_by
+from onnxremat.cost.in_step import in_step
 from onnxremat.cost.kernels import kernel_costs
 from onnxremat.cost.measure import measure_costs
 from onnxremat.cost.table import CostTable
@@ -44,8 +45,8 @@ def priced(
     Args:
         feeds: to measure on, None where nothing is run.
         unsplit: what the graph was made of.
-        whole: the same model whole, priced already: an interrupt ends measuring, and costs are
-            estimated by it.
+        whole: the same model whole, priced already: both are compared by one set of costs. An
+            interrupt ends measuring, and costs are estimated by it.
 
     Raises:
         ModelError: onnxruntime refuses the model or a run fails.
@@ -69,6 +70,8 @@ def priced(
             table, ran = measure_costs(
                 graph, feeds, for_costs(how, log), threads=settings.threads, estimate=estimate
             )
+            if whole:
+                table = in_step(table, graph, whole.costs, whole.graph)
             return replace(table, kernels=kernel_costs(settings.threads)), ran
     except EndedError:
         if whole is None:

@@ -87,8 +87,9 @@ class Result:
         return self.candidate.artifact.model(self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """All figures as plain data; overheads, bound and gap are fractions of the store-all
-        time, sizes are bytes, times seconds. What was not measured is None."""
+        """All figures as plain data; overheads, bound and gap are fractions of the store-all time
+        (of the graph that was planned: in parts where it is), sizes are bytes, times seconds.
+        ``overhead_to_whole`` is of the whole graph's. What was not measured is None."""
         artifact, plan = self.candidate.artifact, self.plan.provenance
         about = {
             "model": self.prepared.name,
@@ -148,6 +149,9 @@ class Result:
             "weight_bytes": artifact.timeline.weight_bytes,
             "input_bytes": prepared.graph.input_bytes,
             "overhead_planned": plan.overhead,
+            "overhead_to_whole": plan.seconds / prepared.whole_seconds - 1
+            if prepared.whole_seconds
+            else None,
             "overhead_measured": result.ratio - 1 if result else None,
             "overhead_spread": result.spread if result else None,
             "original_time_ratio": original.ratio if original else None,

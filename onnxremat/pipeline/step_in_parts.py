@@ -71,6 +71,7 @@ def prepare_step(
         made,
         notes=notes,
         whole=whole_graph,
+        whole_seconds=prepared.store_all_seconds,
         as_it_is=False,
         passing=passing(prepared, len(made.graph.ops) / max(1, len(prepared.graph.ops))),
         parting=parting,

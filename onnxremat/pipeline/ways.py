@@ -84,8 +84,21 @@ class Ways:
         if isinstance(parts, RegionsInParts):
             parts.known = self.choosers
         if limit is None:
-            return parts.leaner(self._whole(options.within(WHOLE)))
+            return self._least(parts)
         return self._in_parts_first(parts, limit) or self._whole_first(parts, limit)
+
+    def _least(self, parts: InParts) -> Candidate:
+        """The least memory. Regions that surely need less than the whole come first; a batch in
+        parts may need less still."""
+        options, first = parts.options, None
+        if isinstance(parts, RegionsInParts):
+            first = parts.surely_leanest(WHOLE if self.prepared.batch > 1 else 1.0)
+        if first is None:
+            return parts.leaner(self._whole(options.within(WHOLE)))
+        if self.prepared.batch < 2 or options.stopped or options.left <= 0:
+            return first
+        whole = self._whole(options)
+        return whole if whole.process < first.process else first
 
     @property
     def limit(self) -> Limit | None:

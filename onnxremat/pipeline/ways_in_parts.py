@@ -100,10 +100,14 @@ class InParts(ABC):
         takes = split and split.store_all_peak + split.beside.total
         if not split or not takes or takes > whole.process / LEANER or self.options.stopped:
             return self._of_whole_alone(whole)
-        floor = self.prepared.floor.total
-        least = smallest(split, self.options.within(WHOLE), self.log)
-        found = at_minimum(split, replace(least, lower=floor, why=WORDS), self.options, self.log)
+        found = self._at_minimum(split, self.options)
         return found if found.process < whole.process else whole
+
+    def _at_minimum(self, split: Prepared, options: PlanOptions) -> Candidate:
+        """The least memory of a graph in parts."""
+        least = smallest(split, options.within(WHOLE), self.log)
+        floor = self.prepared.floor.total
+        return at_minimum(split, replace(least, lower=floor, why=WORDS), options, self.log)
 
     def _of_whole_alone(self, whole: Candidate) -> Candidate:
         """The smallest plan of the whole; where parts were not tried to the end what is proven is

@@ -207,6 +207,7 @@ def statements(facts: Facts) -> list[tuple[str, str]]:
     """The facts that are no comparison, each as a label and words; only what is known."""
     rows = [
         ("budget", _budget_words(facts)),
+        ("in parts", _parts_words(facts)),
         ("one run", _but(_seconds(facts.get("step_seconds")), "median")),
         ("times", _noise_words(facts)),
         ("plan", _plan_words(facts)),
@@ -230,6 +231,14 @@ def _budget_words(facts: Facts) -> str:
     beside = facts.get("beside_bytes")
     more = f" and {format_bytes(beside)} beside them" if beside else ""
     return f"{words}: {format_bytes(limit)} for weights and values{more}"
+
+
+def _parts_words(facts: Facts) -> str:
+    """What a plan of a graph in parts takes beside the whole, which it may be compared with."""
+    return _but(
+        signed(facts.get("overhead_to_whole")),
+        "as planned, of the time of the graph with nothing in parts that stores everything",
+    )
 
 
 def beside_words(facts: Facts) -> str:

@@ -39,6 +39,7 @@ _LISTS, _OBJECTS = ("fission", "not_counted", "notes", "split_batch"), (_SECONDS
 _OF_PIPELINES = ("loads_of_costs_seconds", "loads_seconds", "rounds")  # else "rounds" is a number
 KEY = "onnxremat"
 PIN_ROUNDS = 6
+UNFUSED = 0.02  # of the bytes that ops make, those that may be left unfused for hidden shapes
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,10 @@ def _unforeseen(graph: Graph, runtime: Runtime) -> tuple[Graph, set[str]]:
     """The graph whose dead buffers go back under default options, too, where onnxruntime fuses as
     much without knowing its shapes; and tensors that last. What follows from constants alone may
     last: folded at load, it would be held all the time. So may a view that another view is made of
-    (two Reshapes in a row take no bytes), and the gate before it. Where less is fused without
-    shapes, what follows from constants alone is hidden."""
+    (two Reshapes in a row take no bytes), and the gate before it. So may a few values that would be
+    fused away: plans count them, and files that wait take more than the budget under default
+    options for them. Where much less is fused without shapes, what follows from constants alone is
+    hidden."""
     lasting = set(runtime.lasting(graph))
     computed = set(graph.inputs)
     taking = set[str]()  # bytes
@@ -138,9 +141,15 @@ def _unforeseen(graph: Graph, runtime: Runtime) -> tuple[Graph, set[str]]:
             found = set(runtime.lasting(made))
         except ModelError:
             break
-        if not found & taking - lasting:
+        lost = found & taking - lasting
+        if _bytes(graph, lost) <= UNFUSED * _bytes(graph, taking):
             return made, found
     return graph, lasting
+
+
+def _bytes(graph: Graph, names: Collection[str]) -> int:
+    """Of values together."""
+    return sum(graph.tensors[name].bytes for name in names)
 
 
 def pack(plan: Plan) -> str:

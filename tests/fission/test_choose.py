@@ -144,6 +144,22 @@ def test_a_search_ends_with_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.within(0).peak == found.peak
 
 
+def test_a_late_search_ends_with_what_keeps_the_limit() -> None:
+    """What has to be done with it has its time; before that nothing is given up."""
+    graph = build_graph(bottlenecks(32, 32, 1))
+    costs = analytic_costs(graph)
+    whole = Whole(graph, costs.seconds, costs.scratch)
+    calm, late = Choosers([whole]), Choosers([whole], late=lambda: True)
+    limit = int(0.6 * calm.whole.peak)
+    found, quick = calm.within(limit), late.within(limit)
+    assert found.peak <= limit
+    assert quick.peak <= limit
+    assert found.seconds <= quick.seconds
+    assert len(late._made[0].known) < len(calm._made[0].known)
+    least = calm.within(0)
+    assert late.within(0).peak == least.peak  # nothing keeps it: all is looked at
+
+
 def test_where_rungs_end_small_steps_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """To what keeps the limit, so that a looser one is kept where a tighter one is."""
     graph = build_graph(bottlenecks(48, 48, 2))

@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from models import build
 from onnxremat import api
 from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
+from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
+from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import write_model
-from onnxremat.pipeline import priced
+from onnxremat.pipeline import priced, ways
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import RegionsInParts
@@ -84,6 +87,50 @@ def test_a_budget_that_no_plan_of_the_whole_keeps(tmp_path: Path) -> None:
     of_model(plan, tmp_path / "in.onnx")
     checks = api.verify(tmp_path / "in.onnx", _saved(again, tmp_path)).checks
     assert all(check.ok for check in checks if check.kind in (Kind.OUTPUTS, Kind.ORDER))
+
+
+def test_regions_that_surely_need_less_come_before_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For the least memory: plans of the whole, and a batch in parts, may take all the time."""
+
+    def planned(*_: object) -> NoReturn:
+        pytest.fail("the whole was planned")
+
+    monkeypatch.setattr(ways, "plan_best", planned)
+    result = _optimised("min")
+    assert result.facts()["fission"]
+    assert result.candidate.held < WHOLE
+
+
+def test_a_busy_moment_does_not_choose_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph in parts costs what it does by the whole's clock, however busy the machine was
+    while it was measured; and what it takes is said of the whole, too."""
+    calls = count()
+
+    def measured(graph: Graph, *args: object, **more: object) -> tuple[CostTable, None]:
+        made, busy = analytic_costs(graph), 5.0 if next(calls) else 1.0
+        seconds = {name: busy * each for name, each in made.seconds.items()}
+        return replace(made, seconds=seconds, source="measured"), None
+
+    monkeypatch.setattr(priced, "measure_costs", measured)
+    model = chain()
+    for at in range(64):  # ops that are whole, whatever is in parts
+        model.graph.node.append(helper.make_node("Sin", [f"y{at}"], [f"y{at + 1}"]))
+    for values, name in ((model.graph.input, "y0"), (model.graph.output, "y64")):
+        values.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]))
+    settings = replace(SETTINGS, costs=None)
+    result = api.optimize(
+        model, budget=WHOLE // 2, settings=settings, options=OPTIONS, bench_seconds=0
+    )
+    assert next(calls) > 1
+    facts, parts = result.facts(), result.prepared
+    assert facts["fission"]
+    assert parts.costs.total == pytest.approx(analytic_costs(parts.graph).total)
+    more = result.plan.provenance.seconds / parts.whole_seconds - 1
+    assert facts["overhead_to_whole"] == pytest.approx(more)
+    assert facts["overhead_to_whole"] > facts["overhead_planned"] - 1e-9
+    assert _optimised("1.0x").facts()["overhead_to_whole"] is None
 
 
 def test_a_share_that_a_refusal_names_works() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from onnx import numpy_helper
 
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.graph.unforeseen import LEAST, all_unforeseen, told
+from onnxremat.graph.unforeseen import LEAST, SHOWN, all_unforeseen, told
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import lasting_tensors, resident_weights
 from onnxremat.ort.session import DEFAULT
@@ -123,3 +125,58 @@ def test_dead_buffers_are_given_back_where_axes_change_places() -> None:
     default, planned = run(made.graph, DEFAULT), run(made.graph)
     assert default.live_peak <= planned.live_peak + 64
     assert planned.live_peak == predict(made.graph, ONE).live_peak  # in place, too
+
+
+def test_inputs_of_half_precision_are_hidden_behind_their_casts() -> None:
+    """onnxruntime computes in float32 what it was given in half precision: shapes are as known
+    there, and dead buffers would wait for the next of their shape."""
+    sizes = (16, 24, 32, 40)
+    forth = "".join(f"h{i + 1} = MatMul(h{i}, w{i}) s{i} = Sin(h{i + 1}) " for i in range(3))
+    back = "".join(
+        f"r{i} = MatMul(h{i}, z{i}) q{i} = Mul(g{i + 1}, r{i}) g{i} = MatMul(q{i}, v{i}) "
+        for i in reversed(range(3))
+    )
+    model = parse(
+        f"g (float16[64, 16] x) => (float16[64, 16] y) {{ t = Transpose<perm = [1, 0]>(x) "
+        f"u = Transpose<perm = [1, 0]>(t) h0 = Cast<to = 1>(u) {forth} g3 = Cos(s2) {back} "
+        "y = Cast<to = 10>(g0) }"
+    )
+    for at, pair in enumerate(pairwise(sizes)):
+        for kind, shape in (("w", pair), ("z", pair), ("v", pair[::-1])):
+            values, name = np.full(shape, 0.01 + (kind == "z"), np.float32), f"{kind}{at}"
+            model.graph.initializer.append(numpy_helper.from_array(values, name))
+    graph = build_graph(model)
+    made = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), Asked())
+    default, planned = run(made.graph, DEFAULT), run(made.graph)
+    assert default.live_peak <= planned.live_peak + 64
+    foreseen = rewrite(graph, Plan.of(graph, [op.name for op in graph.ops]), foreseen=True)
+    assert run(foreseen.graph, DEFAULT).live_peak > 1.1 * planned.live_peak
+    assert [k.outputs for k in default.kernels if k.name == "y"] == [
+        k.outputs for k in run(graph).kernels if k.name == "y"
+    ]
+    assert build_graph(restored(made.model())).ops == graph.ops
+
+
+class Fused(Asked):
+    """Fuses values away where it knows their shapes."""
+
+    def __init__(self, *gone: str) -> None:
+        self.gone = gone
+
+    def lasting(self, graph: Graph) -> set[str]:
+        there = {name for op in graph.ops for name in op.writes}
+        return there if SHOWN in graph.tensors else there.difference(self.gone)
+
+
+def test_a_little_less_is_fused_for_hidden_shapes() -> None:
+    """A file that waits may take much more than its budget under default options; a small value
+    that is not fused away is in the plan anyway. Where much is fused, shapes stay known."""
+    model = parse(
+        "g (float[64, 64] x) => (float[64, 64] y, float[64] z) "
+        "{ a = Sin(x) b = Cos(a) y = Sin(b) m = ReduceMean<keepdims = 0>(b, axes) z = Relu(m) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
+    graph = build_graph(model)
+    plan = Plan.of(graph, [op.name for op in graph.ops])
+    assert SHOWN in rewrite(graph, plan, Fused("m")).graph.tensors
+    assert SHOWN not in rewrite(graph, plan, Fused("a")).graph.tensors
