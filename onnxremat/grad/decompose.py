@@ -23,7 +23,7 @@ from onnxremat.grad.constants import Constants
 from onnxremat.grad.deformed import deform_conv
 from onnxremat.grad.former import FORMER
 from onnxremat.grad.loops import runs_of_loop, write_out
-from onnxremat.grad.writer import Writer
+from onnxremat.grad.writer import Writer, replaced
 from onnxremat.graph.ir import Graph, Op
 
 MICROSOFT = "com.microsoft"
@@ -41,22 +41,7 @@ def decomposed(graph: Graph, variable: Collection[str] = ()) -> onnx.ModelProto 
     constant_of = Constants(graph, variable)
     varying = _varying(graph, variable)
     makers = [_maker(graph, op, constant_of, varying) for op in graph.ops]
-    if not any(makers):
-        return None
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
-    for op, make in zip(graph.ops, makers, strict=True):
-        if make is None:
-            node = model.graph.node.add()
-            node.CopyFrom(op.node)
-            node.name = op.name
-            continue
-        values = {name: constant_of(name) for name in op.reads}
-        writer = Writer(graph, op, {n: v for n, v in values.items() if v is not None})
-        make(writer)
-        model.graph.node.extend(writer.nodes)
-        model.graph.initializer.extend(writer.initializers)
-    return model
+    return replaced(graph, makers, constant_of)
 
 
 def _varying(graph: Graph, variable: Collection[str]) -> set[str]:

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UnsupportedError
 from onnxremat.grad.apart import results_of_loops
+from onnxremat.grad.appended import with_rows
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.decompose import decomposed
 from onnxremat.grad.engine import dependents
@@ -23,6 +24,7 @@ from onnxremat.grad.registry import has_rule
 from onnxremat.grad.run_sizes import RunSizes
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.upgraded import upgraded, with_metadata
+from onnxremat.grad.windows import with_windows
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import (
@@ -113,6 +115,10 @@ def settled(
         left = len(unknown_shapes(graph))
         idle = 0 if left < least or of_loops else idle + 1
         least = min(least, left)
+        sized_apart = _with_sizes(graph, variable) if left and idle else None
+        if sized_apart is not None:
+            graph, idle = _told(_expanded(sized_apart), sizes), 0
+            continue
         if left and sizes is not None and idle and sizes.name(graph, variable, sure=idle <= IDLE):
             idle = 0
         elif left and sizes is not None and idle:
@@ -127,6 +133,12 @@ def settled(
     graph = _with_tensor_inputs(graph)
     graph = without_odd_bias(graph, Constants(graph, variable))
     return bias_apart(pool_first(fuse_gelu(graph)))
+
+
+def _with_sizes(graph: Graph, variable: Collection[str]) -> onnx.ModelProto | None:
+    """What has no size as it stands in a form that has one; None where there is no such."""
+    value_of = Constants(graph, variable)
+    return with_windows(graph, value_of) or with_rows(graph, value_of)
 
 
 def _told(model: onnx.ModelProto, sizes: RunSizes | None) -> Graph:

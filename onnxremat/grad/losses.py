@@ -79,11 +79,13 @@ class CrossEntropy(Loss):
     def target(self, shape: Shape, dtype: int) -> tuple[int, Shape]:
         if len(shape) < 2:
             raise UsageError(
-                f"cross-entropy needs a class axis, the prediction has shape {list(shape)}"
+                f"cross-entropy needs a class axis, the prediction has shape {list(shape)}",
+                hint="another loss (--loss mse, bce), or another output (--prediction NAME)",
             )
         if self.axis is not None and not -len(shape) <= self.axis < len(shape):
             raise UsageError(
-                f"there is no class axis {self.axis}, the prediction has shape {list(shape)}"
+                f"there is no class axis {self.axis}, the prediction has shape {list(shape)}",
+                hint=f"axes go from {-len(shape)} to {len(shape) - 1}",
             )
         axis = self._axis(shape)
         if self.class_weights is not None and len(self.class_weights) != shape[axis]:

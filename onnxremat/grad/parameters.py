@@ -325,7 +325,9 @@ def _no_match(
     shown = [n if n not in origins or not origins[n].label else origins[n].label for n in names]
     return UsageError(
         f"{option} '{pattern}' matches no parameter",
-        hint=f"parameters are {first_of(shown, 8)}",
+        hint=f"parameters are {first_of(shown, 8)}"
+        if shown
+        else "the model holds no weights; name a floating-point input, if that is to be trained",
     )
 
 

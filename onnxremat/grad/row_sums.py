@@ -49,7 +49,7 @@ def sum_rows(t: Tape, rows: str, indices: str, length: int) -> str:
     count, width = t.shape(rows)
     if not count * width * length:
         return t.filled(0.0, (length, width), t.dtype(rows))
-    if t.varies(count):
+    if t.varies(count) or t.varies(length):
         return _elements(t, rows, indices, length)
     chosen = min(_costs(count, width, length).items(), key=lambda item: item[1])[0]
     return chosen(t, rows, indices, length)
@@ -137,7 +137,7 @@ def _elements(t: Tape, rows: str, indices: str, length: int) -> str:
         return t.cast(_elements(t, t.cast(rows, T.FLOAT), indices, length), kept)
     count, width = t.shape(rows)
     tables, size = 1 if t.varies(count) else ceil(count / _IN_TURN), length * width
-    kind = T.INT32 if tables * size < 2**31 else T.INT64
+    kind = T.INT32 if tables * size < 2**31 and not t.varies(length) else T.INT64
     places = t.mul(t.cast(indices, kind), width)
     if tables > 1:
         places = t.add(places, t.constant(np.arange(count) // _IN_TURN * size, kind))

@@ -264,7 +264,8 @@ def same_for_all(
             "a size that depends on data is needed before the run",
             where=why,
             why="the step that was made holds a number in place of a size that only a run knows",
-            hint="freeze what lies behind it (--freeze), or export the model with fixed sizes",
+            hint="freeze what lies behind it (--freeze), export the model with fixed sizes, or "
+            "have the loss compare an output of a fixed size (--prediction; --loss-output)",
         )
     _leave_open(made, other)
     return made
@@ -292,6 +293,8 @@ def _difference(one: onnx.ModelProto, two: onnx.ModelProto) -> str:
         )
         if not same:
             return f"node {node.name} ({node.op_type})"
-    if len(one.graph.node) != len(two.graph.node) or list(one.graph.input) != list(two.graph.input):
-        return "the whole step"
-    return ""
+    given = [{v.name: v for v in each.graph.input} for each in (one, two)]
+    for name in sorted({*given[0], *given[1]}):
+        if given[0].get(name) != given[1].get(name):
+            return f"input {name}"
+    return "" if len(one.graph.node) == len(two.graph.node) else "the whole step"

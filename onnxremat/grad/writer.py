@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -119,3 +119,32 @@ class Writer:
         if len(sizes) == 1:
             return [name]
         return self.several("Split", [name, self.constant(sizes)], [""] * len(sizes), axis=axis)
+
+
+def replaced(
+    graph: Graph,
+    makers: Sequence[Callable[[Writer], None] | None],
+    value_of: Callable[[str], np.ndarray | None],
+) -> onnx.ModelProto | None:
+    """The model with the ops replaced that have a maker; None where none has.
+
+    Args:
+        makers: one per op: writes what stands for it.
+        value_of: value of a tensor known before the run, else None.
+    """
+    if not any(makers):
+        return None
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    for op, make in zip(graph.ops, makers, strict=True):
+        if make is None:
+            node = model.graph.node.add()
+            node.CopyFrom(op.node)
+            node.name = op.name
+            continue
+        values = {name: value_of(name) for name in op.reads}
+        writer = Writer(graph, op, {n: v for n, v in values.items() if v is not None})
+        make(writer)
+        model.graph.node.extend(writer.nodes)
+        model.graph.initializer.extend(writer.initializers)
+    return model

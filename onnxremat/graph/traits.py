@@ -6,6 +6,8 @@ that dies, watch the allocator (``tests/ort/test_contract.py`` repeats it).
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import onnx
 
 from onnxremat.graph.ir import Op
@@ -86,6 +88,20 @@ def reduces_in_threads(node: onnx.NodeProto) -> bool:
     if node.op_type != "ScatterND" or node.domain not in ONNX:
         return False
     return any(a.name == "reduction" and a.s not in (b"", b"none") for a in node.attribute)
+
+
+def writes_over_inputs(op: Op, read: Container[str]) -> bool:
+    """A BatchNormalization in training mode of which nobody reads both new statistics: the kernel
+    writes them over the old ones then, also over weights, which other ops may read too (those that
+    onnxruntime made one because they were equal among them).
+
+    Args:
+        read: tensors that an op reads or the model returns.
+    """
+    if op.op_type != "BatchNormalization" or op.domain not in ONNX:
+        return False
+    trains = any(a.name == "training_mode" and a.i for a in op.node.attribute)
+    return trains and not all(name in read for name in (*op.outputs[1:3], "", "")[:2])
 
 
 def is_random(op: Op) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import onnx
 
-from onnxremat.errors import InfeasibleError, NoPlanError
+from onnxremat.errors import InfeasibleError, NoPlanError, UnsupportedError
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.ort.profile import Feeds, Profile, as_profiled, named_outputs
@@ -41,7 +41,7 @@ from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.schedule.updates import updates_last
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.measure import Measurement, Running, compared, measure, predict
-from onnxremat.session.repeats import Repeats, repeats, why
+from onnxremat.session.repeats import Repeats, repeats, why, writing_over
 from onnxremat.units import format_bytes
 
 DEFAULT_ORDER = "executed order, default options"  # a check
@@ -133,6 +133,7 @@ class InOneSession:
         """Outputs against the same graph without recomputation, and the order that was planned."""
         assert isinstance(run, SessionRun)
         assert prepared.feeds is not None
+        _refuse_overwritten(prepared)
         reference = prepared.outputs
         if reference is None and run.short:
             assert prepared.baseline is not None
@@ -461,6 +462,19 @@ def store_all_timeline(prepared: Prepared) -> Timeline:
         prepared.graph, scratch=prepared.costs.scratch, seconds=prepared.costs.seconds,
         weight_bytes=prepared.weights,
     )  # fmt: skip
+
+
+def _refuse_overwritten(prepared: Prepared) -> None:
+    """Raises:
+    UnsupportedError: each run of the model as it came writes over weights, and so gives another
+        result: there is none that a plan could keep to.
+    """
+    own = _own_repeats(prepared) if writing_over(prepared.graph) else None
+    if own is not None and not own.same:
+        raise UnsupportedError(
+            "onnxruntime gives another result in every run of the model as it came",
+            why=f"output '{own.output}' changes: {why(prepared.graph)}",
+        )
 
 
 def _own_repeats(prepared: Prepared) -> Repeats:

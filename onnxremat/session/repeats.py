@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.graph.ir import Graph
-from onnxremat.graph.traits import is_racing, is_random
+from onnxremat.graph.traits import is_racing, is_random, writes_over_inputs
 from onnxremat.ort.profile import Feeds, run_session
 from onnxremat.session.compare import Difference, compare
 
@@ -86,6 +86,13 @@ def why(graph: Graph) -> str:
     random = [op for op in graph.ops if is_random(op) and not is_racing(op)]
     racing = [op for op in graph.ops if is_racing(op)]
     words = []
+    if over := writing_over(graph):
+        words.append(
+            f"{_named('BatchNormalization', over)} in training mode writes over the statistics "
+            "that it is given, as onnxruntime computes it where nobody reads both new ones, and "
+            "over equal weights with them: set training_mode to 0 (export the model in evaluation "
+            "mode), or name its outputs 1 and 2 among those of the model"
+        )
     if racing:
         words.append(
             f"{_named(racing[0].op_type, [op.name for op in racing])} with a reduction adds to one "
@@ -95,6 +102,12 @@ def why(graph: Graph) -> str:
     if random:
         words.append(f"{_named(random[0].op_type, [op.name for op in random])} draws anew each run")
     return "; ".join(words) or "no operator here is known for it; compare runs with one thread"
+
+
+def writing_over(graph: Graph) -> list[str]:
+    """Names of the ops that write over what they are given."""
+    read = {name for op in graph.ops for name in op.reads}.union(graph.outputs)
+    return [op.name for op in graph.ops if writes_over_inputs(op, read)]
 
 
 def _named(kind: str, names: list[str]) -> str:

@@ -29,7 +29,7 @@ def gather(call: Call) -> Cotangents:
     """
     t, (x, indices), dy = call.tape, call.op.inputs, _but_padding(call)
     shape, axis = t.shape(x), call.attribute("axis", 0) % t.rank(x)
-    known = call.optional_value(1)
+    known = None if t.varies(shape[axis]) else call.optional_value(1)
     if known is not None:
         places = np.where(known < 0, known + shape[axis], known).reshape(-1)
         if 0 < len(runs_of(places)) <= FEW_RUNS:
