@@ -41,7 +41,7 @@ from onnxremat.schedule.simulate import Timeline, simulate
 from onnxremat.schedule.updates import updates_last
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.measure import Measurement, Running, compared, measure, predict
-from onnxremat.session.repeats import Repeats, repeats, why, writing_over
+from onnxremat.session.repeats import Repeats, drawn_outputs, repeats, why, writing_over
 from onnxremat.units import format_bytes
 
 DEFAULT_ORDER = "executed order, default options"  # a check
@@ -481,4 +481,5 @@ def _own_repeats(prepared: Prepared) -> Repeats:
     """The graph with nothing recomputed, run again and again."""
     assert prepared.feeds is not None
     model, options = store_all(prepared).model(), session_options(prepared.tuned)
-    return repeats(open_session(model, options, prepared.folder), prepared.feeds)
+    session, drawn = open_session(model, options, prepared.folder), drawn_outputs(prepared.graph)
+    return repeats(session, prepared.feeds, drawn=drawn)

@@ -16,7 +16,7 @@ from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.as_it_came import AsItCame
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.source import Source, read_source
-from onnxremat.session.repeats import Repeats, repeats
+from onnxremat.session.repeats import Repeats, drawn_outputs, repeats
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,5 @@ class Reference:
     def repeats(self) -> Repeats:
         """Run again and again under default options, threads aside."""
         options = replace(DEFAULT, threads=self.settings.threads)
-        return repeats(self.given.session(options), self.feeds())
+        drawn = drawn_outputs(self.graph)
+        return repeats(self.given.session(options), self.feeds(), drawn=drawn)

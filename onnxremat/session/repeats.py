@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from onnxremat.session.compare import Difference, compare
 
 APART = 4  # times the distance of the runs that were compared
 RUNS = 4  # threads that race do not lose a sum every time
+MOST_RUNS = 256  # until each output that depends on random numbers has been another once
 MORE_RUNS = 16  # where outputs that change have few elements: the largest of few draws says little
 FEW = 4096  # elements
+Arrays = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,15 @@ class Repeats:
         return not self.same and all(one.worst <= APART * self.spread for one in apart)
 
 
-def repeats(session: Any, feeds: Feeds, runs: int = RUNS) -> Repeats:
+def repeats(session: Any, feeds: Feeds, runs: int = RUNS, drawn: Collection[str] = ()) -> Repeats:
     """Run a session several times on the same inputs, with its own threads.
 
     Where few numbers change it is run more often, and two runs are as far apart as they are seen
     from either of them: one in which all is dropped but little makes others look large.
+
+    Args:
+        drawn: outputs that depend on random numbers. Until each of them has changed it is run on:
+            of few elements a Dropout drops all in most runs.
 
     Raises:
         ModelError: a run fails.
@@ -68,17 +74,39 @@ def repeats(session: Any, feeds: Feeds, runs: int = RUNS) -> Repeats:
     few = sum(np.size(value) for value in first.values()) <= FEW
     seen = [first]
     changing, spread = dict[str, None](), 0.0
-    for number in range(1, MORE_RUNS):
-        if number >= runs and not (changing and few):
+    for number in range(1, MOST_RUNS):
+        waits = not changing.keys() >= {*drawn}
+        if number >= runs and not (few and (waits or (changing and number < MORE_RUNS))):
             break
         again = dict(zip(names, run_session(session, feeds), strict=True))
-        for name, before in product(names, seen):
-            for one, other in permutations((again, before)):
-                found = compare({name: one[name]}, {name: other[name]})
-                if not found.bit_equal:
-                    changing[name], spread = None, max(spread, found.worst)
-        seen += [again] if few else []
+        new = True
+        for before in seen:
+            apart = _apart(names, again, before)
+            new = new and bool(apart)
+            changing.update(dict.fromkeys(apart))
+            spread = max([spread, *apart.values()])
+        seen += [again] if few and new else []
     return Repeats(next(iter(changing), ""), spread, tuple(changing))
+
+
+def _apart(names: Sequence[str], one: Arrays, other: Arrays) -> dict[str, float]:
+    """How far two runs are apart, seen from either, by the outputs whose bits differ."""
+    found: dict[str, float] = {}
+    for name in names:
+        for a, b in permutations((one, other)):
+            difference = compare({name: a[name]}, {name: b[name]})
+            if not difference.bit_equal:
+                found[name] = max(found.get(name, 0.0), difference.worst)
+    return found
+
+
+def drawn_outputs(graph: Graph) -> tuple[str, ...]:
+    """Outputs of a graph that depend on random numbers that its ops draw."""
+    found: set[str] = set()
+    for op in graph.ops:
+        if (is_random(op) and not is_racing(op)) or not found.isdisjoint(op.reads):
+            found.update(op.writes)
+    return tuple(name for name in graph.outputs if name in found)
 
 
 def why(graph: Graph) -> str:

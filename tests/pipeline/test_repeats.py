@@ -17,7 +17,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.traits import may_recompute
 from onnxremat.ort.infer import build_graph
 from onnxremat.session.compare import Difference, compare
-from onnxremat.session.repeats import Repeats, repeats, why
+from onnxremat.session.repeats import Repeats, drawn_outputs, repeats, why
 from tests.toolbox import training_chain
 
 
@@ -63,6 +63,19 @@ def test_names_the_output_that_changes() -> None:
     # Beside a run of small numbers others are far, whichever came first, and however late it came.
     assert repeats(Session(8, 1, 8, 8), {}).spread == repeats(Session(1, 8, 8, 8), {}).spread == 3.5
     assert repeats(Session(8, 7, 7, 7, 7, 7, 1), {}).spread == 3.5
+
+
+def test_what_is_drawn_is_run_until_it_changes() -> None:
+    """Most runs drop all of a few elements, and one that does not is no other result."""
+    rare = [1.0] * 90 + [3.0, 1.0]
+    assert repeats(Session(*rare), {}).same
+    found = repeats(Session(*rare), {}, drawn=["lost"])
+    assert found.changing == ("lost",)
+    assert found.allows(off(lost=2.0))
+    assert not repeats(Session(1), {}, drawn=["lost"]).allows(off(lost=2.0))
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[4] x) => (float[4] y, float[4] z)
+        { d = RandomNormalLike(x) e = Mul(d, x) y = Sin(e) z = Cos(x) }"""
+    assert drawn_outputs(build_graph(parser.parse_model(text))) == ("y",)
 
 
 def test_names_the_operator() -> None:
