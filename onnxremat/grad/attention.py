@@ -84,6 +84,8 @@ def _mix(
     """softmax(q k.T scale + added) v, heads merged into the op's output. ``sink`` is a score of
     shape [N, heads, S, 1] that takes its share of the softmax and leads to no value."""
     query, key, value = heads
+    if width < 1:
+        raise w.unsupported("it has more heads than a row has numbers")
     scale = w.attribute("scale", 0.0) or 1.0 / math.sqrt(width)
     scores = w("MatMul", query, w("Transpose", key, perm=[0, 1, 3, 2]))
     scores = w("Mul", scores, w.like(scale))

@@ -130,3 +130,15 @@ def test_moments_that_are_outputs_are_those_of_the_kernel() -> None:
     written_out = to_model(read_forward(model, None))
     for kernel, ours in zip(run(model, values), run(written_out, values), strict=True):
         np.testing.assert_allclose(ours, kernel, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "given"), [("Attention", "xwb"), ("MultiHeadAttention", "xxx")])
+def test_more_heads_than_numbers_of_a_row_are_refused(kind: str, given: str) -> None:
+    inputs = {"x": [1, 2, 3], "w": [3, 9], "b": [9]}
+    values = [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]
+    result = helper.make_tensor_value_info("y", 1, [1, 2, 3])
+    node = helper.make_node(kind, list(given), ["y"], "n", domain="com.microsoft", num_heads=12)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", values, [result])
+    with pytest.raises(UnsupportedError, match="more heads"):
+        read_forward(helper.make_model(graph, ir_version=9, opset_imports=opsets), None)
