@@ -14,13 +14,12 @@ from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UsageError
-from onnxremat.grad.assembly import named, needed
-from onnxremat.grad.attention_sums import with_short_sums
-from onnxremat.grad.blocked import in_blocks
+from onnxremat.grad.assembly import named
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
+from onnxremat.grad.finished import finished
 from onnxremat.grad.forward import (
     Statistic,
     read_forward,
@@ -29,16 +28,13 @@ from onnxremat.grad.forward import (
     trained_norms,
 )
 from onnxremat.grad.losses import Loss, check_prediction, find_loss, settings_of
-from onnxremat.grad.one_by_one import with_single_reductions
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
 from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss, with_pieces
-from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.precision import OPSETS, autocast
-from onnxremat.grad.roles import mark_gradients, varying, with_phase
+from onnxremat.grad.roles import mark_gradients, varying
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
-from onnxremat.grad.scales import with_single_scales
 from onnxremat.grad.scaling import EXPONENT, dynamic_scale, only_finite
 from onnxremat.grad.settings import Settings, check_settings, unsaid_prediction
 from onnxremat.grad.sharing import require_early_reads
@@ -397,15 +393,8 @@ class _Builder:
         self._look_at_weights(walked)
         every = self._dropped((*walked.forward, *self.tape.ops))
         ops, outputs = named(self.tape, every, self.outputs)
-        if self.settings.portable:
-            ops = without_training_kernels(self.tape, ops)
         known = Constants(self.graph, self.chosen)
-        ops = with_single_reductions(self.tape, ops, known)
-        ops = with_short_sums(self.tape, needed(ops, outputs), outputs, known)
-        if self.settings.blocked:
-            ops = in_blocks(self.tape, ops, outputs)
-        ops = with_single_scales(self.tape, ops, known, {*self.inputs})
-        ops = [with_phase(op) for op in needed(ops, outputs)]
+        ops = finished(self.tape, ops, outputs, self.settings, known, {*self.inputs})
         if self.turns:
             ops = in_turn(ops, self.turns, self.roots, self.tape.tensors)
         read = {name for op in ops for name in op.reads} | set(outputs)
