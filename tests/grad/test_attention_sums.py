@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 import models
 from onnxremat.grad import differentiate
-from onnxremat.grad import step as builder
+from onnxremat.grad import finished as builder
 from onnxremat.ort.session import Options, open_session, session_options
 from tests.toolbox import parse
 
