@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -172,17 +172,7 @@ def write_csv(planned: Planned, folder: Path) -> list[Path]:
     """
     tables, before = dict(_tables(planned)), folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        there = {path.name for kind in "RS" for path in folder.glob(f"{kind}-*.csv")}
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}", why=error.strerror or str(error)) from error
-    if left := sorted(there - tables.keys()):
-        raise UsageError(
-            f"{folder} holds matrices of another plan: {left[0]}",
-            why="they would lie beside those of this one",
-            hint="give another folder, or remove them",
-        )
-    try:
+        _prepare(folder, tables)
         with ExitStack() as written:
             for name, (head, rows) in tables.items():
                 temporary = written.enter_context(atomic(folder / name))
@@ -195,6 +185,21 @@ def write_csv(planned: Planned, folder: Path) -> list[Path]:
             with suppress(OSError):  # it holds what was written
                 folder.rmdir()
     return [folder / name for name in tables]
+
+
+def _prepare(folder: Path, names: Collection[str]) -> None:
+    """Make a folder for files of these names."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = {path.name for kind in "RS" for path in folder.glob(f"{kind}-*.csv")}
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}", why=error.strerror or str(error)) from error
+    if left := sorted(there.difference(names)):
+        raise UsageError(
+            f"{folder} holds matrices of another plan: {left[0]}",
+            why="they would lie beside those of this one",
+            hint="give another folder, or remove them",
+        )
 
 
 def _tables(planned: Planned) -> Iterator[tuple[str, tuple[Sequence[str], Rows]]]:
