@@ -89,6 +89,15 @@ def test_resumed_run_equals_uninterrupted(tmp_path: Path, dropout: float) -> Non
         np.testing.assert_array_equal(second.values()[name], value)
 
 
+def test_a_checkpoint_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    run, file = trainer(), tmp_path / "run.safetensors"
+    run.save(file)
+    tensors, facts = read_tensors(file)
+    write_tensors(file, tensors, {**facts, "version": "2"})
+    with pytest.raises(ModelError, match="version 2"):
+        run.resume(file)
+
+
 def test_going_on_in_another_order_of_rows_is_said(tmp_path: Path) -> None:
     """In the middle of an epoch some rows come twice then, and others not at all."""
     file = tmp_path / "run.safetensors"
