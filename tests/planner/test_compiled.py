@@ -81,12 +81,9 @@ def test_a_kernel_that_cannot_be_kept_is_compiled_all_the_same(tmp_path: Path) -
     (tmp_path / "kernel.py").write_text(KERNEL)
     assert ran(tmp_path, "-B", preexec_fn=full) == "42 0\n"
     assert ran(tmp_path) == "42 0\n"
-    assert ran(tmp_path) == "42 1\n"
-    for kind in ("nbc", "nbi"):
-        (kept,) = tmp_path.rglob(f"*.{kind}")
-        os.truncate(kept, kept.stat().st_size // 2)
-        assert ran(tmp_path) == "42 0\n"
-        assert [ran(tmp_path), ran(tmp_path)] == ["42 0\n", "42 1\n"]
+    (kept,) = tmp_path.rglob("*.nbc")
+    os.truncate(kept, kept.stat().st_size // 2)
+    assert [ran(tmp_path) for _ in range(3)] == ["42 0\n", "42 0\n", "42 1\n"]
 
 
 @pytest.mark.skipif(not hasattr(caching, "InTreeCacheLocator"), reason="an older Numba")
