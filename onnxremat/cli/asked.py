@@ -21,9 +21,8 @@ def asked(context: typer.Context) -> str:
 
 
 def first_given(context: typer.Context, names: Collection[str]) -> str:
-    """The first option of some parameters that was given, ``--as-people-write-it``; "" for none."""
-    found = (p.opts[0] for p in _given(context) if p.name in names)
-    return str(next(found, ""))
+    """The first option of some parameters that was given, ``--as-it-was-written``; "" for none."""
+    return next(iter(repeated(context, names)), "")
 
 
 def repeated(context: typer.Context, names: Collection[str]) -> list[str]:

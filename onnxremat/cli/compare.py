@@ -9,13 +9,21 @@ from typing import Annotated
 import typer
 
 from onnxremat.cli import args
+from onnxremat.cli.asked import first_given
 from onnxremat.cli.console import Voice
 from onnxremat.device.host import processors
-from onnxremat.errors import OnnxrematError, StoppedError
+from onnxremat.errors import OnnxrematError, StoppedError, UsageError
 from onnxremat.planner.options import Method, PlanOptions
+
+# Options that methods of placement have nothing for.
+OF_PLANS = (
+    "budgets", "planners", "jobs", "max_columns", "shape", "dim", "target", "work", "gap", "solver",
+    "threads", "fixed_order", "data", "measure", "not_counted",
+)  # fmt: skip
 
 
 def command(
+    context: typer.Context,
     source: args.ModelOrGraph,
     budgets: Annotated[
         list[str] | None,
@@ -52,12 +60,17 @@ def command(
     Nothing is rewritten: these are the planner's numbers. --time-limit holds for each planner. A
     published rule that beats ours by more than the gap is reported as a defect, exit code 1. Where
     no planner has a plan the exit code is 3 (proven: there is none) or 4.
-    Of a graph for placement (docs/placement.md), the methods of placing it are compared; budgets
-    and planners do not matter then.
+    Of a graph for placement (docs/placement.md), the methods of placing it are compared, with
+    --time-limit and --seed alone.
     """
     from onnxremat.placement.graph_files import is_placement_graph
 
     if is_placement_graph(source):
+        if option := first_given(context, OF_PLANS):
+            raise UsageError(
+                f"{option} is for planners, and {source} is a graph for placement",
+                hint="leave it out",
+            )
         _placements(source, time_limit, seed, Voice(as_json, quiet))
         return
     from onnxremat import api

@@ -72,11 +72,13 @@ def given(source: Path, options: OfModel, say: Callable[[str], None]) -> Placeme
         UnsupportedError: devices of one kind that are not alike.
     """
     if source.suffix.lower() == ".json":
-        for name in ("devices", "graph", "shape", "dim"):
-            if getattr(options, name):
-                raise UsageError(
-                    f"--{name} is for models, {source} is a graph", hint="leave it out"
-                )
+        of_models = {
+            "--devices": options.devices, "--graph": options.graph, "--shape": options.shape,
+            "--dim": options.dim, "--threads": options.threads, "--no-measure": not options.measure,
+        }  # fmt: skip
+        for name, there in of_models.items():
+            if there:
+                raise UsageError(f"{name} is for models, {source} is a graph", hint="leave it out")
         return read_graph(source)
     if not source.is_file():
         raise missing_file(source, ".onnx", ModelError)

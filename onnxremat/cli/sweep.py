@@ -91,6 +91,12 @@ def command(
         return
     if max_overhead:
         raise UsageError("--max-overhead is for --max-batch")
+    if budgets and first_given(context, ("points",)):
+        raise UsageError(
+            "--budget and --points exclude each other",
+            why="--points says how many there are without any --budget",
+            hint="leave one of both out",
+        )
     voice = Voice(as_json, quiet)
     for path, accepted in ((output, TABLES), (plot, args.PLOTS)):
         if path:

@@ -52,9 +52,23 @@ def export_partitions(made: Deployment, folder: Path) -> list[Path]:
         UsageError: the folder holds other files, or cannot be written.
     """
     before = folder.is_dir()
-    earlier = _prepare_folder(folder)
+    try:
+        return _replaced(made, folder, _made_ready(folder))
+    finally:
+        if not before:
+            with suppress(OSError):  # it holds what was written
+                folder.rmdir()
+
+
+def _replaced(made: Deployment, folder: Path, earlier: set[str]) -> list[Path]:
+    """All files in a folder of their own, then in the place of earlier ones."""
     aside = folder / UNFINISHED
     try:
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            aside.mkdir()
+        except OSError as error:
+            raise _not_written(folder, error) from error
         files = _written(made, aside)
         try:
             for name in earlier:
@@ -64,9 +78,6 @@ def export_partitions(made: Deployment, folder: Path) -> list[Path]:
             raise _not_written(folder, error) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        if not before:
-            with suppress(OSError):  # it holds what was written
-                folder.rmdir()
 
 
 def _written(made: Deployment, folder: Path) -> list[Path]:
@@ -99,9 +110,9 @@ def _written(made: Deployment, folder: Path) -> list[Path]:
     return [*written, manifest]
 
 
-def _prepare_folder(folder: Path) -> set[str]:
-    """Make it, and in it an empty one for what is not finished; files of an earlier export, which
-    would mislead where parts are no more. Nothing else in it is touched."""
+def _made_ready(folder: Path) -> set[str]:
+    """Make it; files of an earlier export in it, which would mislead where parts are no more.
+    Nothing else in it is touched."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,11 +125,6 @@ def _prepare_folder(folder: Path) -> set[str]:
             why=", ".join(sorted(there - ours)[:5]),
             hint="give an empty folder, or one that does not exist yet",
         )
-    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-    try:
-        (folder / UNFINISHED).mkdir()
-    except OSError as error:
-        raise _not_written(folder, error) from error
     return ours & there
 
 

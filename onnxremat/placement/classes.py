@@ -119,6 +119,15 @@ def packed(rows: Iterable[Iterable[int]]) -> Packed:
     return np.asarray(start, np.int64), np.asarray(flat or [0], np.int64)
 
 
+def turned_round(graph: PlacementGraph) -> bool:
+    """Whether classes of backward nodes only take part in the precedence of chains."""
+    forward = np.zeros(len(graph.labels), np.bool_)
+    forward[graph.colour[~graph.backward]] = True
+    first, second = graph.colour[graph.tail], graph.colour[graph.head]
+    back = graph.backward[graph.tail] & graph.backward[graph.head]
+    return bool((back & (first != second) & ~(forward[first] & forward[second])).any())
+
+
 def condense(graph: PlacementGraph, *, chain: bool) -> Classes:
     """One class per colour.
 

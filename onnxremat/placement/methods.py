@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onnxremat.errors import UsageError
+from onnxremat.errors import InfeasibleError, UsageError
 from onnxremat.placement import anywhere, contiguous, latency, two_maxima
 from onnxremat.placement.answer import Answer, Work
+from onnxremat.placement.classes import turned_round
 from onnxremat.placement.graph import PlacementGraph
 from onnxremat.placement.judge import Verdict
 
 THROUGHPUT, TWO_MAXIMA, LATENCY = "throughput", "two-maxima", "latency"
 OBJECTIVES = (THROUGHPUT, TWO_MAXIMA, LATENCY)
+TURNED = (
+    "of chains in which backward nodes that share no device with forward ones stand as their edges "
+    "say, turned round: others, which --check takes, may be better"
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,13 @@ def solve(graph: PlacementGraph, ask: Ask, work: Work) -> Answer:
 def _solve(graph: PlacementGraph, ask: Ask, work: Work) -> Answer:
     if ask.objective == LATENCY:
         return latency.solve(graph, ask.calls, work)
-    if ask.objective == TWO_MAXIMA:
-        return two_maxima.chain(graph, work) if ask.contiguous else two_maxima.anywhere(graph, work)
-    return contiguous.solve(graph, work) if ask.contiguous else anywhere.solve(graph, work)
+    two = ask.objective == TWO_MAXIMA
+    if not ask.contiguous:
+        return two_maxima.anywhere(graph, work) if two else anywhere.solve(graph, work)
+    said = (TURNED,) if turned_round(graph) else ()
+    try:
+        found = two_maxima.chain(graph, work) if two else contiguous.solve(graph, work)
+    except InfeasibleError as error:
+        error.why = "; ".join((error.why, *said))
+        raise
+    return replace(found, notes=(*found.notes, *said))

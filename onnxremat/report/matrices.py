@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from onnxremat.pipeline.planned import Planned
 from onnxremat.schedule.timesteps import Timesteps
 from onnxremat.units import format_bytes
 
+Rows = Iterable[Sequence[Any]]
 FIRST, AGAIN, STORED, NONE = "●", "○", "■", "·"
 NAME = 20  # letters of a name; its end tells more than its beginning
 BESIDE = 46  # letters of a row beside the matrices
@@ -162,39 +164,60 @@ def as_facts(planned: Planned) -> dict[str, Any]:
 
 def write_csv(planned: Planned, folder: Path) -> list[Path]:
     """``R-DEVICE.csv`` (timestep x op: runs), ``S-DEVICE.csv`` (timestep x value: 0 or 1),
-    ``copies.csv`` and ``memory.csv``; returns the files.
+    ``copies.csv`` and ``memory.csv``, all of them or none; returns the files.
 
     Raises:
-        UsageError: the folder is not writable.
+        UsageError: the folder is not writable, or holds matrices of a plan over other devices.
+        ExhaustedError: the disk is full.
     """
-    steps, written = planned.steps, []
+    tables, before = dict(_tables(planned)), folder.exists()
+    try:
+        _prepare(folder, tables)
+        with ExitStack() as written:
+            for name, (head, rows) in tables.items():
+                temporary = written.enter_context(atomic(folder / name))
+                with temporary.open("w", newline="", encoding="utf-8") as file:
+                    writer = csv.writer(file)
+                    writer.writerow(head)
+                    writer.writerows(rows)
+    finally:
+        if not before:
+            with suppress(OSError):  # it holds what was written
+                folder.rmdir()
+    return [folder / name for name in tables]
 
-    def write(name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        path = folder / name
-        with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(head)
-            writer.writerows(rows)
-        written.append(path)
 
+def _prepare(folder: Path, names: Collection[str]) -> None:
+    """Make a folder for files of these names."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        there = {path.name for kind in "RS" for path in folder.glob(f"{kind}-*.csv")}
     except OSError as error:
         raise UsageError(f"cannot write to {folder}", why=error.strerror or str(error)) from error
+    if left := sorted(there.difference(names)):
+        raise UsageError(
+            f"{folder} holds matrices of another plan: {left[0]}",
+            why="they would lie beside those of this one",
+            hint="give another folder, or remove them",
+        )
+
+
+def _tables(planned: Planned) -> Iterator[tuple[str, tuple[Sequence[str], Rows]]]:
+    """By the names of their files: columns and rows."""
+    steps, times = planned.steps, range(len(planned.steps.ops))
     names = set[str]()
     for device in steps.devices:
         name = "".join(letter if letter.isalnum() else "-" for letter in device)
         if name in names:  # of cuda:0 and cuda-0
             name = f"{name}-{len(names)}"
         names.add(name)
-        runs = ([t, *(steps.computed.get((device, t, op), 0) for op in steps.ops)]
-                for t in range(len(steps.ops)))  # fmt: skip
-        write(f"R-{name}.csv", ["timestep", *steps.ops], runs)
-        held = ([t, *(int((device, t, value) in steps.stored) for value in steps.values)]
-                for t in range(len(steps.ops)))  # fmt: skip
-        write(f"S-{name}.csv", ["timestep", *steps.values], held)
-    write("copies.csv", ["timestep", "value", "from", "to"], steps.copies)
-    sizes = ([t, op, *(planned.bytes.get((d, t), "") for d in steps.devices)]
-             for t, op in enumerate(steps.ops))  # fmt: skip
-    write("memory.csv", ["timestep", "op", *steps.devices], sizes)
-    return written
+        runs = [[t, *(steps.computed.get((device, t, op), 0) for op in steps.ops)] for t in times]
+        yield f"R-{name}.csv", (["timestep", *steps.ops], runs)
+        held = [[t, *(int((device, t, v) in steps.stored) for v in steps.values)] for t in times]
+        yield f"S-{name}.csv", (["timestep", *steps.values], held)
+    yield "copies.csv", (["timestep", "value", "from", "to"], steps.copies)
+    sizes = [
+        [t, op, *(planned.bytes.get((d, t), "") for d in steps.devices)]
+        for t, op in enumerate(steps.ops)
+    ]
+    yield "memory.csv", (["timestep", "op", *steps.devices], sizes)

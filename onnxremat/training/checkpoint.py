@@ -10,7 +10,8 @@ from onnxremat.errors import ModelError
 from onnxremat.grad.description import Training
 from onnxremat.training.progress import Progress
 
-FROZEN = "frozen"
+FROZEN, VERSION = "frozen", "version"
+WRITTEN = "1"  # the version
 
 
 def facts_of(about: Training, progress: Progress, rows: int) -> dict[str, str]:
@@ -19,7 +20,7 @@ def facts_of(about: Training, progress: Progress, rows: int) -> dict[str, str]:
     Args:
         rows: of a step.
     """
-    facts = {"format": "onnxremat-checkpoint", "version": "1", **progress.facts(rows)}
+    facts = {"format": "onnxremat-checkpoint", VERSION: WRITTEN, **progress.facts(rows)}
     return {**facts, FROZEN: _frozen(about)}
 
 
@@ -33,8 +34,15 @@ def progress_in(path: Path, facts: Mapping[str, str], about: Training, rows: int
         rows: of a step.
 
     Raises:
-        ModelError: it does not say, or its tensors were trained beside other frozen values.
+        ModelError: it does not say, its tensors were trained beside other frozen values, or it is
+            of a later version.
     """
+    if facts.get(VERSION, WRITTEN) != WRITTEN:
+        raise ModelError(
+            f"{path} is a checkpoint of version {facts[VERSION]}",
+            why=f"this onnxremat reads version {WRITTEN}",
+            hint="go on with the onnxremat that wrote it",
+        )
     if facts.get(FROZEN, _frozen(about)) != _frozen(about):
         raise ModelError(
             f"{path} is a checkpoint of another training graph",

@@ -74,6 +74,12 @@ class Arrays:
     def __len__(self) -> int:
         return self.rows // self._size
 
+    @property
+    def order(self) -> str:
+        """What tells the order of an epoch from that of others."""
+        how = f"shuffled by seed {self._seed}" if self._shuffle else "as they lie"
+        return f"{self.rows} rows {how}"
+
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, from batch ``start``."""
         order = np.arange(self.rows)
@@ -93,6 +99,8 @@ class Loader:
     Raises:
         UsageError: the function fails, or makes something else.
     """
+
+    order = ""  # is the function's affair
 
     def __init__(self, function: Callable[[int], Iterable[Batch]]) -> None:
         self._function = function

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from onnxremat.errors import TrainingWarning
+
 COUNTS = ("step", "epoch", "batch", "updates", "gathered")  # of Progress, in a checkpoint
 ROWS = "rows"  # of a step, in a checkpoint
+ORDER = "order"  # of the data's rows, in a checkpoint
 
 
 @dataclass
@@ -22,6 +26,7 @@ class Progress:
         gathered: batches whose gradients wait for an update.
         losses: of all steps of this process, for a curve.
         counted: rows of the steps that a checkpoint had counted, where they were others.
+        order: that the data of this epoch are gone through in; "" where it is not known.
     """
 
     step: int = 0
@@ -31,6 +36,7 @@ class Progress:
     gathered: int = 0
     losses: list[float] = field(default_factory=list, init=False)
     counted: int = field(default=0, init=False, compare=False)
+    order: str = field(default="", init=False, compare=False)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, str], rows: int) -> Progress:
@@ -42,6 +48,7 @@ class Progress:
             KeyError, ValueError: the checkpoint does not say.
         """
         found = cls(**{key: int(facts[key]) for key in COUNTS})
+        found.order = facts.get(ORDER, "")
         before = int(facts.get(ROWS, rows))
         if before != rows:
             found.counted = before
@@ -51,7 +58,23 @@ class Progress:
 
     def facts(self, rows: int) -> dict[str, str]:
         """For a checkpoint."""
-        return {**{key: str(getattr(self, key)) for key in COUNTS}, ROWS: str(rows)}
+        counts = {key: str(getattr(self, key)) for key in COUNTS}
+        return {**counts, ROWS: str(rows), **({ORDER: self.order} if self.order else {})}
+
+    def begin(self, order: str) -> None:
+        """Go through data in an order from here on.
+
+        Warns:
+            TrainingWarning: in the middle of an epoch that was begun in another.
+        """
+        if self.batch and self.order and order and order != self.order:
+            warnings.warn(
+                f"what is left of epoch {self.epoch + 1} is taken from {order}, what is done of it "
+                f"was taken from {self.order}: some rows come twice in it, and others not at all",
+                TrainingWarning,
+                stacklevel=3,
+            )
+        self.order = order
 
     def where_lost(self) -> str:
         """The step after the last one with a sound loss."""

@@ -310,6 +310,7 @@ class Trainer:
         data = read_by(self.training, self.types, data)
         progress, losses, due = self.progress, [], False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
+        progress.begin(getattr(data, "order", ""))
         while progress.epoch < epochs:
             for batch in data.epoch(progress.epoch, progress.batch):
                 loss = self.step(batch)

@@ -409,6 +409,11 @@ class Shard:
     def __len__(self) -> int:
         return len(self._data) // self._ranks.size
 
+    @property
+    def order(self) -> str:
+        """That of all batches."""
+        return self._data.order
+
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """This rank's batches of an epoch, from its batch ``start``."""
         size, own = self._ranks.size, None

@@ -152,6 +152,8 @@ def test_methods_side_by_side(cli: Command) -> None:
     least = rows["latency", "annealing"]["bound"]
     assert rows["latency", "greedy"]["value"] >= least
     assert "contract-layers" in cli("compare", graph, "--time-limit", 1).out
+    for option in (("--budget", "1GiB"), ("--planner", "dtr"), ("--dim", "a=3"), ("--no-measure",)):
+        cli("compare", graph, *option).assert_refused(2, f"{option[0]} is for planners")
     said = cli("compare", written("cpus.json", {**inference(), "maxFPGAs": 0}), "--time-limit", 0.2)
     assert (said.code, "no accelerator" in said.err) == (0, False), said.err
     assert "it places on accelerators only" in " ".join(said.out.split())

@@ -354,7 +354,7 @@ def test_sweep_marks_budgets_without_a_plan(cli: Command, graph: Path) -> None:
     ("options", "word"),
     [("-o curve.txt", ".txt"), ("--plot curve.gif", ".gif"), ("--max-overhead 3%", "--max-batch"),
      ("--max-batch", "--budget"), ("--max-batch -b 1MiB -b 2MiB", "--budget"),
-     ("--planner best", "best")],
+     ("--planner best", "best"), ("--points 4 -b 1x", "--points")],
 )  # fmt: skip
 def test_sweep_refusals(options: str, word: str, cli: Command, folder: Path, graph: Path) -> None:
     cli("sweep", graph, *options.split()).assert_refused(2, word)

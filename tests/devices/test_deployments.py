@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -179,6 +180,25 @@ def test_an_export_that_fails_leaves_the_folder_as_it_was(
     monkeypatch.undo()
     (kept / exported.UNFINISHED).mkdir()  # of a process that was killed
     assert set(export_partitions(chain, kept)) == set(kept.iterdir()) == set(before)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_export_that_is_interrupted_leaves_no_folder(
+    at: int, chain: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after it has made its folder, or the one in it for what is not finished."""
+    made, count = Path.mkdir, iter(range(9))
+
+    def pressed(path: Path, *given: Any, **more: Any) -> None:
+        made(path, *given, **more)
+        if next(count) == at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        export_partitions(chain, tmp_path / "parts")
+    assert next(count) == at + 1
+    assert not list(tmp_path.iterdir())
 
 
 HUGE = float("inf")  # 1e999 in a file

@@ -59,6 +59,17 @@ def test_the_chain_of_ideals_is_the_least_contiguous_placement() -> None:
     assert equal > 80
 
 
+def test_a_proof_of_fewer_chains_says_so() -> None:
+    """The judge takes a chain that is not among those where a colour has backward nodes only."""
+    for two in (False, True):
+        data = oracle.draw(6209)
+        answer = solve(from_json(data), Ask(TWO_MAXIMA) if two else CHAIN, Work(LONG))
+        assert answer.bound > oracle.least(oracle.every(data), "chain", two=two)
+        assert "turned round" in " ".join(answer.notes)
+    beside = solve(from_json(oracle.draw(0)), CHAIN, Work(LONG))
+    assert not beside.notes
+
+
 def test_bytes_of_what_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains without these bytes are tried first: what they prove holds where they fit, and where
     they do not the least one is found all the same."""

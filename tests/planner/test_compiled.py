@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numba
 import pytest
@@ -57,23 +59,41 @@ print(twice(21), sum(twice.stats.cache_hits.values()))
 """
 
 
+def ran(folder: Path, *words: str, **more: Any) -> str:
+    env = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+    env.pop("NUMBA_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, *words, "-c", "import kernel"], cwd=folder, env=env, check=True,
+        capture_output=True, text=True, **more,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on the size of files")
+def test_a_kernel_that_cannot_be_kept_is_compiled_all_the_same(tmp_path: Path) -> None:
+    """A full disk, and a file that a machine which lost its power has cut short."""
+    import resource
+
+    def full() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    assert ran(tmp_path, "-B", preexec_fn=full) == "42 0\n"
+    assert ran(tmp_path) == "42 0\n"
+    (kept,) = tmp_path.rglob("*.nbc")
+    os.truncate(kept, kept.stat().st_size // 2)
+    assert [ran(tmp_path) for _ in range(3)] == ["42 0\n", "42 0\n", "42 1\n"]
+
+
 @pytest.mark.skipif(not hasattr(caching, "InTreeCacheLocator"), reason="an older Numba")
 def test_compiled_kernels_go_with_their_folder(tmp_path: Path) -> None:
     """What is compiled when the package is built is taken where it is installed."""
 
-    def run(folder: Path) -> str:
-        env = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
-        words = [sys.executable, "-c", "import kernel"]
-        done = subprocess.run(
-            words, cwd=folder, env={**env, "PYTHONPATH": f"{folder}:{ROOT}"}, capture_output=True,
-            text=True, check=True,
-        )  # fmt: skip
-        return done.stdout
-
     built, installed = tmp_path / "built", tmp_path / "installed"
     built.mkdir()
     (built / "kernel.py").write_text(KERNEL)
-    assert run(built) == "42 0\n"
+    assert ran(built) == "42 0\n"
     shutil.copytree(built, installed)
     shutil.rmtree(built)
-    assert run(installed) == "42 1\n"
+    assert ran(installed) == "42 1\n"

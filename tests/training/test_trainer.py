@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from onnxremat.errors import ModelError, UsageError
+from onnxremat.errors import ModelError, TrainingWarning, UsageError
 from onnxremat.grad import differentiate, training_of
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
@@ -86,6 +87,44 @@ def test_resumed_run_equals_uninterrupted(tmp_path: Path, dropout: float) -> Non
     second.fit(data, 4)
     for name, value in whole.values().items():
         np.testing.assert_array_equal(second.values()[name], value)
+
+
+def test_a_checkpoint_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    run, file = trainer(), tmp_path / "run.safetensors"
+    run.save(file)
+    tensors, facts = read_tensors(file)
+    write_tensors(file, tensors, {**facts, "version": "2"})
+    with pytest.raises(ModelError, match="version 2"):
+        run.resume(file)
+
+
+def test_going_on_in_another_order_of_rows_is_said(tmp_path: Path) -> None:
+    """In the middle of an epoch some rows come twice then, and others not at all."""
+    file = tmp_path / "run.safetensors"
+
+    def gone_on(first: Arrays, then: Arrays, stop: int) -> list[str]:
+        def leave(progress: object, _: float) -> None:
+            if getattr(progress, "step") == stop:  # noqa: B009
+                raise KeyboardInterrupt
+
+        run, other = trainer(), trainer()
+        with pytest.raises(KeyboardInterrupt):
+            run.fit(first, 3, on_step=leave)
+        run.save(file)
+        other.resume(file)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            other.fit(then, 3)
+        return [str(each.message) for each in said if each.category is TrainingWarning]
+
+    shuffled, per_epoch = Arrays(arrays(), BATCH, seed=3), ROWS // BATCH
+    assert gone_on(shuffled, Arrays(arrays(), BATCH, seed=3), per_epoch + 2) == []
+    (said,) = gone_on(shuffled, Arrays(arrays(), BATCH), per_epoch + 2)
+    assert "epoch 2" in said
+    assert f"{ROWS} rows shuffled by seed 0" in said
+    assert "seed 3: some rows come twice" in said
+    (said,) = gone_on(shuffled, Arrays(arrays(), BATCH, shuffle=False), 1)
+    assert "as they lie" in said
 
 
 def test_a_batch_is_read_where_it_lies_and_let_go() -> None:

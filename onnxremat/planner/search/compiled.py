@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,10 +51,13 @@ def compiled(signature: Any, *, entry: bool = False) -> Callable[[Kernel], Kerne
     Args:
         entry: Python calls it. Others are for kernels only: called from Python, they crash.
     """
-    decorator: Callable[[Kernel], Kernel] = numba.njit(
-        signature, cache=True, nogil=True, error_model="numpy", _nrt=False,
-        no_cpython_wrapper=not entry, no_cfunc_wrapper=True,
-    )  # fmt: skip
+
+    def decorator(*, kept: bool) -> Callable[[Kernel], Kernel]:
+        made: Callable[[Kernel], Kernel] = numba.njit(
+            signature, cache=kept, nogil=True, error_model="numpy", _nrt=False,
+            no_cpython_wrapper=not entry, no_cfunc_wrapper=True,
+        )  # fmt: skip
+        return made
 
     def with_cache(function: Kernel) -> Kernel:
         settings = numba.config  # of other kernels in this process: left as they are
@@ -61,11 +65,22 @@ def compiled(signature: Any, *, entry: bool = False) -> Callable[[Kernel], Kerne
         settings.CACHE_DIR = cache_folder(Path(function.__code__.co_filename).parent, asked)
         settings.CACHE_LOCATOR_CLASSES = ",".join(LOCATORS)
         try:
-            return decorator(function)
+            return decorator(kept=True)(function)
+        except Exception:  # there is no room to keep it, or what was kept is cut short
+            _forget(function, Path(settings.CACHE_DIR))
+            return decorator(kept=False)(function)
         finally:
             settings.CACHE_DIR, settings.CACHE_LOCATOR_CLASSES = asked, others
 
     return with_cache
+
+
+def _forget(function: Callable[..., Any], folder: Path) -> None:
+    """Let a kernel be compiled anew the next time, where its files can be removed."""
+    name = f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}-*.nbi"
+    for index in folder.glob(name):
+        with suppress(OSError):
+            index.unlink()
 
 
 class Here(getattr(caching, "InTreeCacheLocator", object)):  # type: ignore[misc]
