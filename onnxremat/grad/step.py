@@ -263,7 +263,7 @@ class _Builder:
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
-            raise nothing_trained(self.graph.ops, not reach.isdisjoint(seeds), self.unsaid)
+            raise nothing_trained(self.graph.ops, reach, seeds, self.unsaid)
         self.parameters = tuple(name for name in self.parameters if name in walked.gradients)
         return walked
 
