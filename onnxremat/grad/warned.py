@@ -33,7 +33,9 @@ def nothing_trained(
     if reached := not reach.isdisjoint(seeds):
         why = "the cotangents stop before any parameter"
     elif stops := _stops(ops, reach, seeds):
-        why = f"no gradient goes through {', '.join(stops)}, where every way from a parameter to the "
+        why = (
+            f"no gradient goes through {', '.join(stops)}, where every way from a parameter to the "
+        )
         why += "loss ends"
         hint = "export it without (a model that was quantised: as it was before that)"
     kinds = sorted({op.op_type for op in ops if is_quantising(op.op_type)})
