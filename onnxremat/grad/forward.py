@@ -36,7 +36,6 @@ from onnxremat.graph.onnx_io import (
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import (
-    BIND,
     build_graph,
     inferred,
     require_shapes,
@@ -129,7 +128,11 @@ def settled(
         model = _folded(graph, variable)
         model.graph.value_info.extend(of_loops)
         graph = _inferred_on(_told(model, sizes))
-    require_shapes(graph, f"{BIND}; a training step needs sizes that do not depend on data")
+    require_shapes(
+        graph,
+        "where the loss does not need it, name what it compares: --prediction; a training step "
+        "needs sizes that do not depend on data",
+    )
     graph = _with_tensor_inputs(graph)
     graph = without_odd_bias(graph, Constants(graph, variable))
     return bias_apart(pool_first(fuse_gelu(graph)))

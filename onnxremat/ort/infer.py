@@ -421,18 +421,21 @@ def with_shapes(
     return graph.with_ops(graph.ops, tensors)
 
 
-def require_shapes(graph: Graph, hint: str = "have the model run (--measure), or " + BIND) -> None:
+def require_shapes(graph: Graph, hint: str = "have the model run (--measure)") -> None:
     """Raises:
-    ModelError: a tensor's size is not known; ``hint`` says what to do.
+    ModelError: a tensor's size is not known; ``hint`` says what to do, where inputs have sizes.
     """
     unknown = unknown_shapes(graph)
     if unknown:
         name, op = unknown[0]
         if op.op_type in ("If", "Loop"):
             hint += "; where it follows from an input, give that one value: onnxremat set-input"
+        why = "its shape depends on data, or onnxruntime does not infer it"
+        if unbound := [each for each in graph.inputs if graph.tensors[each].shape is None]:
+            why, hint = f"input '{unbound[0]}' has no size", f"{BIND}; {hint}"
         raise ModelError(
             f"the size of tensor '{name}' is not known ({len(unknown)} such tensors)",
             where=f"node {op.name} ({op.op_type})",
-            why="its shape depends on data, on an input that is not bound, or is not inferred",
+            why=why,
             hint=hint,
         )
