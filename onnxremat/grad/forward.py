@@ -19,6 +19,7 @@ from onnxremat.grad.decompose import decomposed
 from onnxremat.grad.engine import dependents
 from onnxremat.grad.equivalents import bias_apart, pool_first, without_odd_bias
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
+from onnxremat.grad.in_single import between_casts
 from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
 from onnxremat.grad.run_sizes import RunSizes
@@ -235,6 +236,7 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
     """Operators without a rule of their own replaced by the function ONNX defines them as."""
     from onnx import inliner
 
+    model = between_casts(model)
     for _ in range(4):
         missing = {
             (node.domain, node.op_type)
