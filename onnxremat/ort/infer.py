@@ -120,12 +120,17 @@ def _binding_hint(inputs: Sequence[onnx.ValueInfoProto]) -> str:
         shape = value.type.tensor_type.shape.dim
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             shapes.append(f"--shape {value.name}:1,3,224,224")
-        elif all(dim.dim_value > 0 or dim.dim_param for dim in shape):
-            dims.update((dim.dim_param, None) for dim in shape if dim.dim_value <= 0)
+        elif all(is_fixed(dim) or dim.dim_param for dim in shape):
+            dims.update((dim.dim_param, None) for dim in shape if not is_fixed(dim))
         else:
-            sizes = (str(dim.dim_value if dim.dim_value > 0 else EXAMPLE) for dim in shape)
+            sizes = (str(dim.dim_value if is_fixed(dim) else EXAMPLE) for dim in shape)
             shapes.append(f"--shape {value.name}:{','.join(sizes)}")
     return "for example " + " ".join([f"--dim {name}={EXAMPLE}" for name in dims] + shapes)
+
+
+def is_fixed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether onnxruntime takes no other size: 0 is one, what is negative is none."""
+    return dim.HasField("dim_value") and dim.dim_value >= 0
 
 
 def _bind_input(
@@ -142,7 +147,7 @@ def _bind_input(
                 f"{len(tensor.shape.dim)}"
             )
         for dim, size in zip(tensor.shape.dim, shape, strict=False):
-            if dim.dim_value > 0 and dim.dim_value != size:
+            if is_fixed(dim) and dim.dim_value != size:
                 raise UsageError(
                     f"--shape {value.name}: {size} where the model fixes {dim.dim_value}"
                 )
@@ -160,7 +165,7 @@ def _bind_input(
             if dim.dim_param in dims:
                 dim.dim_value = dims[dim.dim_param]
                 continue
-        if dim.dim_value <= 0:
+        if not is_fixed(dim):
             missing.append(f"{value.name}[{dim.dim_param or index}]")
     return missing
 
