@@ -87,6 +87,8 @@ def _type(value: onnx.ValueInfoProto) -> str:
     """``float [batch, 64]``, or what else than a tensor it is."""
     from onnx import TensorProto
 
+    from onnxremat.ort.infer import is_fixed
+
     kind = value.type.WhichOneof("value") or "no type"
     if kind != "tensor_type":
         return kind.removesuffix("_type")
@@ -95,7 +97,7 @@ def _type(value: onnx.ValueInfoProto) -> str:
     element = TensorProto.DataType.Name(tensor.elem_type).lower() if known else "?"
     if not tensor.HasField("shape"):
         return f"{element}, of any shape"
-    sizes = [d.dim_param or (d.dim_value if d.dim_value > 0 else "?") for d in tensor.shape.dim]
+    sizes = [d.dim_param or (d.dim_value if is_fixed(d) else "?") for d in tensor.shape.dim]
     return f"{element} [{', '.join(map(str, sizes))}]"
 
 

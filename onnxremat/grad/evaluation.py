@@ -13,6 +13,7 @@ from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.at_rest import at_rest
 from onnxremat.grad.description import Training
 from onnxremat.grad.forward import read_forward
+from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import Loss, loss_of
 from onnxremat.grad.one_by_one import single_reductions
 from onnxremat.grad.restored import Restored
@@ -45,7 +46,7 @@ def prediction_graph(
     Raises:
         UsageError: the model does not make it, or lacks a held initializer: it is another model.
     """
-    model = at_rest(apply_restored(model, restored, folder))
+    model = without_labels(at_rest(apply_restored(model, restored, folder)), set())
 
     def build(sizes: RunSizes) -> onnx.ModelProto:
         graph = single_reductions(read_forward(model, folder, variable=held, sizes=sizes))

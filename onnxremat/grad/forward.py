@@ -19,6 +19,7 @@ from onnxremat.grad.decompose import decomposed
 from onnxremat.grad.engine import dependents
 from onnxremat.grad.equivalents import bias_apart, pool_first, without_odd_bias
 from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
+from onnxremat.grad.in_single import between_casts
 from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
 from onnxremat.grad.run_sizes import RunSizes
@@ -36,7 +37,6 @@ from onnxremat.graph.onnx_io import (
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import (
-    BIND,
     build_graph,
     inferred,
     require_shapes,
@@ -129,7 +129,11 @@ def settled(
         model = _folded(graph, variable)
         model.graph.value_info.extend(of_loops)
         graph = _inferred_on(_told(model, sizes))
-    require_shapes(graph, f"{BIND}; a training step needs sizes that do not depend on data")
+    require_shapes(
+        graph,
+        "where the loss does not need it, name what it compares: --prediction; a training step "
+        "needs sizes that do not depend on data",
+    )
     graph = _with_tensor_inputs(graph)
     graph = without_odd_bias(graph, Constants(graph, variable))
     return bias_apart(pool_first(fuse_gelu(graph)))
@@ -232,6 +236,7 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
     """Operators without a rule of their own replaced by the function ONNX defines them as."""
     from onnx import inliner
 
+    model = between_casts(model)
     for _ in range(4):
         missing = {
             (node.domain, node.op_type)

@@ -27,6 +27,7 @@ from onnxremat.grad.forward import (
     train_statistics,
     trained_norms,
 )
+from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import Loss, check_prediction, find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
@@ -132,6 +133,8 @@ class _Builder:
         model = self.stock.model
         self.weights = {tensor.name: tensor for tensor in model.graph.initializer}
         variable = {*self.stock.learned, *(settings.trainable or ())}
+        compared = settings.prediction or settings.loss_output or model.graph.output[0].name
+        model = without_labels(model, {compared, *settings.outputs})
         graph = read_forward(model, folder, OPSETS[settings.precision], variable, sizes)
         self.chosen = self.parameters = choose_parameters(
             graph, self.stock, settings.trainable, settings.freeze
@@ -263,7 +266,7 @@ class _Builder:
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
-            raise nothing_trained(self.graph.ops, not reach.isdisjoint(seeds), self.unsaid)
+            raise nothing_trained(self.graph.ops, reach, seeds, self.unsaid)
         self.parameters = tuple(name for name in self.parameters if name in walked.gradients)
         return walked
 

@@ -63,6 +63,7 @@ from onnxremat.grad.stored import Stored, named
 from onnxremat.grad.tape import FLOATS
 from onnxremat.grad.twins import readied
 from onnxremat.graph.ir import captures
+from onnxremat.ort.infer import constants_only
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -387,8 +388,7 @@ def apply_restored(
     model = readied(model)
     if not restored:
         return model
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = constants_only(model)
     stored = Stored(result, folder)
     nodes: list[onnx.NodeProto] = []  # that make what the file stored
     added: list[onnx.TensorProto] = []
@@ -429,8 +429,14 @@ def apply_restored(
         for t in result.graph.initializer
         if t.name not in dropped and (t.name in read or not _was_merged(t.name, restored))
     ]
+    gone = {tensor.name for tensor in result.graph.initializer}
     del result.graph.initializer[:]
     result.graph.initializer.extend([*kept, *names.values()])
+    gone.difference_update(tensor.name for tensor in result.graph.initializer)
+    # Files may list what they store as inputs, too; what is made now is none.
+    listed = [value for value in result.graph.input if value.name not in gone]
+    del result.graph.input[:]
+    result.graph.input.extend(listed)
     return result
 
 

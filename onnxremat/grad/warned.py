@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad.adapters import beside_adapters, low_rank
@@ -18,17 +18,26 @@ FEW = 16  # elements up to which one that may be the code's is not worth a warni
 STATISTICS = 4  # elements of a named buffer up to which it is not (means of colours)
 
 
-def nothing_trained(ops: Iterable[Op], reached: bool, unsaid: str) -> UnsupportedError:
+def nothing_trained(
+    ops: Sequence[Op], reach: Set[str], seeds: Collection[str], unsaid: str
+) -> UnsupportedError:
     """No parameter has a gradient.
 
     Args:
         ops: of the forward pass.
-        reached: the loss depends on parameters all the same.
+        reach: tensors that vary smoothly with parameters.
+        seeds: tensors that the loss is made of.
         unsaid: which output was taken without being named, "" for none.
     """
     why, hint = "no operator leads from a parameter to the loss", ""
-    if reached:
+    if reached := not reach.isdisjoint(seeds):
         why = "the cotangents stop before any parameter"
+    elif stops := _stops(ops, reach, seeds):
+        why = (
+            f"no gradient goes through {', '.join(stops)}, where every way from a parameter to the "
+        )
+        why += "loss ends"
+        hint = "export it without (a model that was quantised: as it was before that)"
     kinds = sorted({op.op_type for op in ops if is_quantising(op.op_type)})
     if kinds:
         why += (
@@ -39,6 +48,18 @@ def nothing_trained(ops: Iterable[Op], reached: bool, unsaid: str) -> Unsupporte
         hint = "--loss-output or another loss, if its gradient is not 0 everywhere"
     hint = "; ".join(part for part in (unsaid, hint) if part)
     return UnsupportedError("no parameter gets a gradient", why=why, hint=hint)
+
+
+def _stops(ops: Sequence[Op], reach: Set[str], seeds: Collection[str]) -> list[str]:
+    """Kinds of ops at which gradients end on the way from the loss to parameters."""
+    needed, found = set(seeds), set[str]()
+    for op in reversed(ops):
+        if needed.isdisjoint(op.writes):
+            continue
+        if reach.isdisjoint(op.writes) and not reach.isdisjoint(op.reads):
+            found.add(op.op_type)
+        needed.update(op.reads)
+    return sorted(found)
 
 
 def warnings_of(

@@ -120,12 +120,17 @@ def _binding_hint(inputs: Sequence[onnx.ValueInfoProto]) -> str:
         shape = value.type.tensor_type.shape.dim
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             shapes.append(f"--shape {value.name}:1,3,224,224")
-        elif all(dim.dim_value > 0 or dim.dim_param for dim in shape):
-            dims.update((dim.dim_param, None) for dim in shape if dim.dim_value <= 0)
+        elif all(is_fixed(dim) or dim.dim_param for dim in shape):
+            dims.update((dim.dim_param, None) for dim in shape if not is_fixed(dim))
         else:
-            sizes = (str(dim.dim_value if dim.dim_value > 0 else EXAMPLE) for dim in shape)
+            sizes = (str(dim.dim_value if is_fixed(dim) else EXAMPLE) for dim in shape)
             shapes.append(f"--shape {value.name}:{','.join(sizes)}")
     return "for example " + " ".join([f"--dim {name}={EXAMPLE}" for name in dims] + shapes)
+
+
+def is_fixed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether onnxruntime takes no other size: 0 is one, what is negative is none."""
+    return dim.HasField("dim_value") and dim.dim_value >= 0
 
 
 def _bind_input(
@@ -142,7 +147,7 @@ def _bind_input(
                 f"{len(tensor.shape.dim)}"
             )
         for dim, size in zip(tensor.shape.dim, shape, strict=False):
-            if dim.dim_value > 0 and dim.dim_value != size:
+            if is_fixed(dim) and dim.dim_value != size:
                 raise UsageError(
                     f"--shape {value.name}: {size} where the model fixes {dim.dim_value}"
                 )
@@ -160,7 +165,7 @@ def _bind_input(
             if dim.dim_param in dims:
                 dim.dim_value = dims[dim.dim_param]
                 continue
-        if dim.dim_value <= 0:
+        if not is_fixed(dim):
             missing.append(f"{value.name}[{dim.dim_param or index}]")
     return missing
 
@@ -421,18 +426,21 @@ def with_shapes(
     return graph.with_ops(graph.ops, tensors)
 
 
-def require_shapes(graph: Graph, hint: str = "have the model run (--measure), or " + BIND) -> None:
+def require_shapes(graph: Graph, hint: str = "have the model run (--measure)") -> None:
     """Raises:
-    ModelError: a tensor's size is not known; ``hint`` says what to do.
+    ModelError: a tensor's size is not known; ``hint`` says what to do, where inputs have sizes.
     """
     unknown = unknown_shapes(graph)
     if unknown:
         name, op = unknown[0]
         if op.op_type in ("If", "Loop"):
             hint += "; where it follows from an input, give that one value: onnxremat set-input"
+        why = "its shape depends on data, or onnxruntime does not infer it"
+        if unbound := [each for each in graph.inputs if graph.tensors[each].shape is None]:
+            why, hint = f"input '{unbound[0]}' has no size", f"{BIND}; {hint}"
         raise ModelError(
             f"the size of tensor '{name}' is not known ({len(unknown)} such tensors)",
             where=f"node {op.name} ({op.op_type})",
-            why="its shape depends on data, on an input that is not bound, or is not inferred",
+            why=why,
             hint=hint,
         )

@@ -126,12 +126,14 @@ class _Gates:
         self.alive += reversed(passed)
         dead = (name for earlier in range(step - 1, -1, -1) for name in self._made(earlier))
         near = (*passed[-1:], *self.graph.inputs)
-        for name in chain((n for n in near if is_left(self.tensors[n])), near, dead):
-            if (source, name) not in self.used:
-                return name
-        raise UnsupportedError(
-            f"tensor '{source}' is recomputed from more often than there are values to wait for"
-        )
+        free = (name for name in chain(near, dead) if (source, name) not in self.used)
+        first = next(free, None)
+        if first is None:
+            raise UnsupportedError(
+                f"tensor '{source}' is recomputed from more often than there are values to wait for"
+            )
+        # A dead value that onnxruntime leaves as it is rather than one alive that it casts first.
+        return next((name for name in chain([first], free) if is_left(self.tensors[name])), first)
 
     def _made(self, step: int) -> list[str]:
         return [name for name in self.graph.ops[step].writes if self.tensors[name].dtype]

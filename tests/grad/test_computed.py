@@ -112,3 +112,18 @@ def test_what_may_have_been_computed_is_told() -> None:
     assert not training_of(listed).warnings
     whole = differentiate(_net("1 - p", True), loss="mse", optimizer="sgd")
     assert not training_of(whole).warnings
+
+
+@pytest.mark.parametrize("ir_version", [3, 9])
+def test_files_that_list_what_they_store_as_inputs(ir_version: int) -> None:
+    """What is computed of a parameter from now on is no input."""
+    model, plain = _net("1 - p", True), _net("1 - p", True)
+    model.ir_version = ir_version
+    for tensor in model.graph.initializer:
+        listed = helper.make_tensor_value_info(tensor.name, 1, tensor.dims)
+        model.graph.input.append(listed)
+    (ours, made), (other, _) = _after(model), _after(plain)
+    np.testing.assert_array_equal(ours.state["layer.mix"], other.state["layer.mix"])
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": X})[0].shape == Z.shape
+    onnx.checker.check_model(made)

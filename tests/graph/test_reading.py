@@ -237,3 +237,17 @@ def test_a_result_that_is_given_twice_is_there_once() -> None:
     graph = graph_of("g (float[8] x) => (float[8] y, float[8] x) { y = Sin(x) }")
     twice = replace(graph, outputs=("y", "y", "x"))
     assert twice.result_bytes == 32
+
+
+def test_a_length_of_nothing_is_a_length() -> None:
+    """onnxruntime takes no other; -1, as older exporters write it, is none."""
+    model = parse("g (float[2, 3] x) => (y) { y = Relu(x) }")
+    first = model.graph.input[0].type.tensor_type.shape.dim[0]
+    first.dim_value = 0
+    assert build_graph(bind(model)).tensors["x"].shape == (0, 3)
+    with pytest.raises(UsageError, match="2 where the model fixes 0"):
+        bind(model, {"x": (2, 3)})
+    first.dim_value = -1
+    assert build_graph(bind(model, {"x": (2, 3)})).tensors["x"].shape == (2, 3)
+    with pytest.raises(UsageError, match="without a size"):
+        bind(model)
