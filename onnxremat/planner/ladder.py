@@ -200,6 +200,8 @@ def _climb(
         others = _other_orders(incumbent, lists)
         climbs += [Portfolio.of(incumbent, order, options) for order in others]
     best = climbs[0]
+    if not (several or len(climbs) > 1 or options.method.rung):
+        best.begin()
     if len(climbs) > 1:
         for climb in climbs:
             climb.greedy(quick=several)

@@ -33,6 +33,7 @@ class Tuning:
         depths: of greedy repair: (levels of ancestry remade, exponent of the cost in the score).
         quick: how many of them before the first round of lazy cuts.
         greedy_share: of the time limit for one of them at most.
+        begin_share: of it after which no further one is begun before the first round of cuts.
         large: ops from which the first plan of greedy repair is good enough (bert_1000).
         repairs: how many of the depths repair a schedule of the cuts.
         heats: of annealing by turns, in mean op costs: afresh, and near the best.
@@ -50,6 +51,7 @@ class Tuning:
     depths: Depths
     quick: int
     greedy_share: float
+    begin_share: float = 0.1
     heats: tuple[float, ...] = (0.6, 0.05)
     large: int = 3000
     repairs: int = 3
@@ -221,8 +223,22 @@ class Portfolio:
         Args:
             quick: with the first settings only; the others are left for later.
         """
-        depths = self.tuning.depths[: self.tuning.quick] if quick else self.tuning.depths
-        wanted, self.tried = depths[self.tried :], max(self.tried, len(depths))
+        self._greedy(self.tuning.quick if quick else len(self.tuning.depths))
+
+    def begin(self) -> None:
+        """Greedy repair with one setting after the other until there is a plan: on a large problem
+        a round of cuts takes many times as long, and a busy machine may not come to its end."""
+        incumbent, tuning = self.incumbent, self.tuning
+        end = incumbent.elapsed + tuning.begin_share * incumbent.limit
+        while incumbent.best is None and self.tried < len(tuning.depths):
+            if incumbent.over() or incumbent.elapsed >= end:
+                return
+            self._greedy(self.tried + 1)
+
+    def _greedy(self, count: int) -> None:
+        """With so many of the settings, those aside that were tried."""
+        wanted = self.tuning.depths[self.tried : count]
+        self.tried = max(self.tried, count)
         for device in self.lists.devices:
             if all(device in able for able in self.lists.able):
                 problem = self.lists.problem
