@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import json
 from pathlib import Path
 
@@ -240,5 +241,11 @@ def test_a_refused_step_says_what_a_trainer_does_without(warm: None) -> None:
             )
         return refused.value.hint
 
-    assert "old ones, and --not-counted updates plans for that" in hint(asked)
-    assert "--not-counted" not in hint(dataclasses.replace(asked, not_counted=("updates",)))
+    said = hint(asked)
+    assert "old ones, and --not-counted updates plans for that" in said
+    less = dataclasses.replace(asked, not_counted=("updates",))
+    (alone,) = re.findall(r"^--budget (\S+x) ", said)
+    (over,) = re.findall(r"updates plans for that, with --budget (\S+x) ", said)
+    for settings, works in ((asked, alone), (less, over)):
+        onnxremat.optimize(models.build("mlp"), budget=works, settings=settings, options=options)
+    assert "--not-counted" not in hint(less)
