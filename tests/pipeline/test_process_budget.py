@@ -249,3 +249,16 @@ def test_a_refused_step_says_what_a_trainer_does_without(warm: None) -> None:
     for settings, works in ((asked, alone), (less, over)):
         onnxremat.optimize(models.build("mlp"), budget=works, settings=settings, options=options)
     assert "--not-counted" not in hint(less)
+
+
+def test_workspace_of_a_budget_that_nothing_keeps_is_what_the_original_took() -> None:
+    """Nothing is measured then but the run of the original, whose kernels are known."""
+    model = parse("g (float[1, 32, 64, 64] x, float[32, 32, 3, 3] w) => (float[1, 32, 62, 62] y) "
+                  "{ a = Sin(x) y = Conv(a, w) }")  # fmt: skip
+    settings = onnxremat.Settings(threads=1, target="portable", budget=parse_budget("0.1x"))
+    prepared = prepare(model, settings)
+    assert prepared.costs.source == "analytic"
+    assert prepared.baseline is not None
+    (took,) = [kernel for kernel in prepared.baseline.kernels if kernel.op_type == "Conv"]
+    assert took.scratch > 0
+    assert prepared.costs.scratch[took.name] == took.scratch
