@@ -235,6 +235,13 @@ class Portfolio:
                 return
             self._greedy(self.tried + 1)
 
+    def refit(self, schedule: Schedule) -> None:
+        """Greedy repair of a schedule over budget; what fits is offered."""
+        incumbent, tuning = self.incumbent, self.tuning
+        for depth in tuning.depths[: tuning.repairs]:
+            if incumbent.best is None and not incumbent.over():
+                self._fit(schedule, (depth,))
+
     def _greedy(self, count: int) -> None:
         """With so many of the settings, those aside that were tried."""
         wanted = self.tuning.depths[self.tried : count]

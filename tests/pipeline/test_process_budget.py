@@ -137,6 +137,16 @@ def test_no_hint_is_beyond_what_the_original_takes(opens: bool, named: str, smal
     assert Refusal.of(known.error()).or_original(100, opens) is known
 
 
+@pytest.mark.parametrize(("fits", "named"), [(41, "1.000x (60 B, what"), (39, "0.975x (59 B")])
+def test_no_share_in_a_hint_is_beyond_all_of_the_original(fits: int, named: str) -> None:
+    """Whatever the session of a plan does without beside weights and values."""
+    works = Works.found(fits + 10, fits=fits)
+    known = Refusal("no plan", "", proven=True, works=works, smallest=fits + 10)
+    told = known.or_original(60, opens=True, of_peak=40).in_unit(parse_budget("0.3x"), 40, 20)
+    assert told.hint.startswith(f"--budget {named}")
+    assert told.smallest == fits + 10
+
+
 def test_a_hint_is_in_the_unit_that_was_asked_for() -> None:
     known = Refusal("no plan", "", proven=True, works=Works.found(100), smallest=100)
     assert known.in_unit(parse_budget(70), 200, 10) is known

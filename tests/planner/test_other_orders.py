@@ -153,7 +153,7 @@ def test_a_plan_for_less_keeps_the_order_that_was_proven_of(
     order = first.schedule.first_runs
     assert order != tuple(range(problem.ops))
     less = first.peak - 1
-    again = ladder.solve_in_order(problem, less, WORK, order)
+    again = ladder.solve_in_order(problem, less, WORK, order, first.sequence)
     assert again.schedule.first_runs == order
     assert first.proves_of(again.schedule)
     assert peak(problem, again.schedule) <= less
