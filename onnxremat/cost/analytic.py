@@ -72,9 +72,7 @@ def estimated_at(
     made, seen = analytic_costs(graph), workspace or {}
     scale = seconds / made.total if seconds > 0 and made.total else 1.0
     each = {name: scale * one for name, one in made.seconds.items()}
-    scratch = {
-        op.name: seen.get((op.name, op.op_type), made.scratch[op.name]) for op in graph.ops
-    }
+    scratch = {op.name: seen.get((op.name, op.op_type), made.scratch[op.name]) for op in graph.ops}
     return replace(made, seconds=each, scratch=scratch, dispatch=scale * made.dispatch)
 
 

@@ -72,9 +72,7 @@ def _written_over(prepared: Prepared, budget: Budget, log: Phases) -> Prepared:
     A share is one of the original's weights and values, of which they are none then: it is run
     again where one was asked for.
     """
-    settings = replace(
-        prepared.settings, not_counted=(*prepared.settings.not_counted, UPDATES)
-    )
+    settings = replace(prepared.settings, not_counted=(*prepared.settings.not_counted, UPDATES))
     unsplit = prepared.unsplit
     updates = tuple(in_place(prepared.original, settings.not_counted).values())
     source = written_over(unsplit.source, updates)

@@ -158,7 +158,9 @@ class Refusal:
         if fits < of_peak if fits else takes >= self.smallest:
             return self
         works = self.works and Works(takes, ORIGINAL, "" if opens else "1.0x")
-        made = replace(self, works=works, smallest=min(takes, self.smallest) if opens else self.smallest)
+        made = replace(
+            self, works=works, smallest=min(takes, self.smallest) if opens else self.smallest
+        )
         if takes >= self.lower:
             return made
         return replace(made, lower=takes, why=f"{self.why}; {AS_OPTIMISED}")
