@@ -71,7 +71,8 @@ class Aim:
     order: tuple[int, ...] = ()
 
     def less(self, planned: Mapping[str, float], over: Mapping[str, int]) -> Aim:
-        """The aim of the next round.
+        """The aim of the next round: less by what was too much, in each further round by twice as
+        often that, since where a plan takes most it may have been within the last aim.
 
         Args:
             planned: bytes per device of the plan that took too much.
@@ -79,7 +80,9 @@ class Aim:
         """
         rounds = self.rounds + 1
         lower = {
-            name: min(self.limits.get(name, planned[name]), planned[name]) - more - PINS * rounds
+            name: min(self.limits.get(name, planned[name]), planned[name])
+            - more * 2 ** (rounds - 1)
+            - PINS * rounds
             for name, more in over.items()
         }
         return replace(self, limits={**self.limits, **lower}, rounds=rounds)

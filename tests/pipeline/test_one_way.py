@@ -87,7 +87,7 @@ def test_a_round_plans_for_less_by_what_the_last_one_took_too_much(
     assert found.rounds == 2
     assert aims[0] == limit
     assert aims[1] <= limit - 1000
-    assert aims[2] <= aims[1] - 10
+    assert aims[2] <= aims[1] - 20  # what was taken off did not do
 
 
 @pytest.mark.parametrize(("part", "made"), [(0.005, True), (0.5, False)])
