@@ -60,12 +60,20 @@ def estimated_by(known: Graph, costs: CostTable, graph: Graph) -> CostTable:
     return replace(made, seconds=seconds, scratch=scratch, dispatch=scale * made.dispatch)
 
 
-def estimated_at(graph: Graph, seconds: float) -> CostTable:
-    """Estimated costs of a graph of which a run was seen to take so many seconds."""
-    made = analytic_costs(graph)
+def estimated_at(
+    graph: Graph, seconds: float, workspace: Mapping[tuple[str, str], int] | None = None
+) -> CostTable:
+    """Estimated costs of a graph of which a run was seen.
+
+    Args:
+        seconds: that it took.
+        workspace: bytes that its kernels took and gave back, by name and type of the op.
+    """
+    made, seen = analytic_costs(graph), workspace or {}
     scale = seconds / made.total if seconds > 0 and made.total else 1.0
     each = {name: scale * one for name, one in made.seconds.items()}
-    return replace(made, seconds=each, dispatch=scale * made.dispatch)
+    scratch = {op.name: seen.get((op.name, op.op_type), made.scratch[op.name]) for op in graph.ops}
+    return replace(made, seconds=each, scratch=scratch, dispatch=scale * made.dispatch)
 
 
 def _by_type(graph: Graph, each: Mapping[str, int]) -> dict[str, int]:

@@ -287,10 +287,11 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
     Of what is made of the zero all dimensions are names, the numbers in them: the same for a value
     and those that take over its buffer. onnxruntime lets a value take over another's only where it
     knows the same of both. Were one dimension a name and the others numbers, a Transpose that moves
-    it would let onnxruntime put all numbers together.
+    it would let onnxruntime put all numbers together. Pins, which are listed at the end, read a
+    value as soon as it is there: they keep nothing from taking it over.
     """
     marks = (ADDED, ZERO) if SHOWN in graph.tensors else (ZERO,) if ZERO in graph.tensors else ()
-    names, readers = dict[str, str](), graph.readers if marks else {}
+    names, last = dict[str, str](), _last_readers(graph) if marks else {}
     for place, op in enumerate(graph.ops):
         behind = bool(marks) and any(n in names or n.startswith(marks) for n in op.reads)
         for output in op.writes:
@@ -302,8 +303,17 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
                 continue
             taken = [
                 op.inputs[at] for at in takeover_inputs(op)
-                if op.inputs[at] in names and readers[op.inputs[at]][-1] == place
+                if op.inputs[at] in names and last[op.inputs[at]] == place
                 and graph.tensors[op.inputs[at]].shape == tensor.shape
             ]  # fmt: skip
             names[output] = names[taken[0]] if taken else output
             yield output, tuple(f"{ADDED}{size}/{names[output]}" for size in tensor.shape)
+
+
+def _last_readers(graph: Graph) -> dict[str, int]:
+    """The place of the last op that reads a value, pins aside."""
+    last = dict[str, int]()
+    for place, op in enumerate(graph.ops):
+        if not (op.op_type == "Size" and op.name.startswith(ADDED)):
+            last.update(dict.fromkeys(op.reads, place))
+    return last

@@ -21,7 +21,7 @@ import onnx
 from onnxremat.device.machine import Device
 from onnxremat.errors import MissingComponentError, ModelError, UsageError
 from onnxremat.execute.deployment import Deployment, read_deployment
-from onnxremat.graph.ir import Graph
+from onnxremat.graph.ir import Graph, Tensor
 from onnxremat.graph.light import read_structure
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.binding import wrap
@@ -330,20 +330,18 @@ def _of_files(
             kept = unpack(facts["plan"]).provenance.settings
     contenders: list[Contender] = []
     feeds: Feeds | None = None
+    first: Graph | None = None
     for path, (model, folder, _) in zip(paths, read, strict=True):
         facts = metadata(model)
         planned = "plan" in facts
         shapes = {} if planned else settings.shapes or kept.get("shapes", {})
         dims = {} if planned else settings.dims or kept.get("dims", {})
         graph = build_graph(bind(model, shapes, dims), folder)
-        if feeds is None:
+        if feeds is None or first is None:
             made = load_feeds(settings.data, graph) if settings.data else None
-            feeds = made or seeded_feeds(graph, settings.seed)
-        elif set(graph.inputs) != set(feeds):
-            raise UsageError(
-                f"{path} has other inputs than {paths[0]}",
-                why=f"{', '.join(graph.inputs)} against {', '.join(feeds)}",
-            )
+            feeds, first = made or seeded_feeds(graph, settings.seed), graph
+        elif why := _unlike(graph, first):
+            raise UsageError(f"{path} has other inputs than {paths[0]}", why=why)
         if "devices" in facts:
             contenders.append(of_devices(str(path), read_deployment(path)))
             continue
@@ -351,3 +349,21 @@ def _of_files(
         contenders.append(InSession(str(path), to_model(graph), options, folder))
     assert feeds is not None
     return contenders, feeds
+
+
+def _unlike(graph: Graph, first: Graph) -> str:
+    """Why a graph does not take what another is fed, "" where it does."""
+    if set(graph.inputs) != set(first.inputs):
+        return f"{', '.join(graph.inputs)} against {', '.join(first.inputs)}"
+    for name in graph.inputs:
+        own, other = graph.tensors[name], first.tensors[name]
+        known = own.shape is not None and other.shape is not None
+        if own.dtype != other.dtype or (known and own.shape != other.shape):
+            return f"'{name}' is {_kind(own)} against {_kind(other)}"
+    return ""
+
+
+def _kind(tensor: Tensor) -> str:
+    """Element type and shape of an input, for people."""
+    kind = onnx.TensorProto.DataType.Name(tensor.dtype).lower() if tensor.dtype else "no tensor"
+    return f"{kind} {'?' if tensor.shape is None else ' x '.join(map(str, tensor.shape))}".rstrip()

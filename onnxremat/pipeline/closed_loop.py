@@ -24,6 +24,7 @@ from onnxremat.units import format_bytes
 
 ROUNDS = 8
 REPAIR_GAP = 0.02  # gap of a round after planning has ended
+NEAR = 0.01  # of a limit, that what a plan adds when it is carried out takes at most
 MOST_ROOM = 5.0  # seconds of the time that the first round leaves, at most
 FOUND = (Status.OPTIMAL, Status.FEASIBLE)
 PINS = 256  # bytes of gates and pins that a round leaves room for, more in each
@@ -70,7 +71,8 @@ class Aim:
     order: tuple[int, ...] = ()
 
     def less(self, planned: Mapping[str, float], over: Mapping[str, int]) -> Aim:
-        """The aim of the next round.
+        """The aim of the next round: less by what was too much, in each further round by twice as
+        often that, since where a plan takes most it may have been within the last aim.
 
         Args:
             planned: bytes per device of the plan that took too much.
@@ -78,7 +80,9 @@ class Aim:
         """
         rounds = self.rounds + 1
         lower = {
-            name: min(self.limits.get(name, planned[name]), planned[name]) - more - PINS * rounds
+            name: min(self.limits.get(name, planned[name]), planned[name])
+            - more * 2 ** (rounds - 1)
+            - PINS * rounds
             for name, more in over.items()
         }
         return replace(self, limits={**self.limits, **lower}, rounds=rounds)
@@ -246,7 +250,7 @@ def attempt(
     over: dict[str, int] = {}
     first: S | None = None
     for round_ in range(rounds):
-        if round_ and no_time(target.prepared, target.log):
+        if round_ and no_time(target.prepared, target.log) and not _near(over, target.limits):
             break
         late += round_ > 0 and (options.stopped or options.left <= 0)
         with target.log.phase(PLAN):
@@ -261,6 +265,12 @@ def attempt(
         warm = target.start(found)
     assert first is not None
     return Unfit(target, first, over)
+
+
+def _near(over: Mapping[str, int], limits: Mapping[str, int]) -> bool:
+    """Whether a plan misses its limits by so little that it only has to be made to fit, which is
+    done however late it is: gates and pins took more room than was left for them."""
+    return all(more <= NEAR * limits[name] for name, more in over.items())
 
 
 def _of_round(options: PlanOptions, late: int, first: Answer | None) -> PlanOptions:

@@ -344,7 +344,7 @@ class OneSession:
         options = replace(options, fixed_order=self.prepared.settings.fixed_order)
         problem, limit = self.reduced.problem, int(aim.limits[CPU])
         if aim.order and options.method.ladder:
-            found = solve_in_order(problem, limit, options, aim.order)
+            found = solve_in_order(problem, limit, options, aim.order, warm)
             if found.schedule is not None:
                 return found
         return plan_by(problem, limit, options, warm)

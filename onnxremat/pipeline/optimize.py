@@ -17,6 +17,7 @@ from onnxremat.ort.offline import HOST, PORTABLE, optimised_for, weight_bytes
 from onnxremat.ort.weights import held_by
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
+from onnxremat.pipeline.for_a_trainer import for_a_trainer
 from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
 from onnxremat.pipeline.model_files import (
     SOLUTION,
@@ -36,7 +37,6 @@ from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
-from onnxremat.session.process import updates_words
 from onnxremat.units import Budget, format_bytes, one_budget
 
 THROUGHPUT = "throughput"
@@ -261,17 +261,12 @@ def _in_one_session(
         if request.options.method.ladder and as_it_ran(prepared):
             share = peak if limit.of_peak else 0
             other = known.or_original(peak + beside, OPENING * prepared.weights <= peak, share)
-        other = other.in_unit(limit, peak, beside).also(_for_a_trainer(prepared))
+        other = other.in_unit(limit, peak, beside)
+        other = other.also(for_a_trainer(prepared, other, limit, request.options, log))
         other = other.also(_for_no_processor(prepared))
         if other is not known:
             raise other.error() from None
         raise
-
-
-def _for_a_trainer(prepared: Prepared) -> str:
-    """What to try where a trainer runs the step."""
-    state = prepared.everything_in(prepared.graph).state
-    return updates_words(state, prepared.baseline_peak, prepared.settings.not_counted)
 
 
 def _for_no_processor(prepared: Prepared) -> str:

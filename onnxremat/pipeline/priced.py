@@ -55,8 +55,7 @@ def priced(
         return settings.costs(graph), None
     if feeds is None:
         return analytic_costs(graph), None
-    run = unsplit.baseline.seconds if unsplit.baseline else 0.0
-    estimate = estimated_by(whole.graph, whole.costs, graph) if whole else estimated_at(graph, run)
+    estimate = estimated_by(whole.graph, whole.costs, graph) if whole else _seen(graph, unsplit)
     if _hopeless(graph, settings, unsplit):
         return estimate, None
     try:
@@ -77,6 +76,16 @@ def priced(
         if whole is None:
             raise
         return replace(estimate, notes=(INTERRUPTED,)), None
+
+
+def _seen(graph: Graph, unsplit: Unsplit) -> CostTable:
+    """Estimates by the run of the original: what its kernels took beside their values is known, for
+    ops that are its own."""
+    run = unsplit.baseline
+    if run is None:
+        return estimated_at(graph, 0.0)
+    took = {(kernel.name, kernel.op_type): kernel.scratch for kernel in run.kernels}
+    return estimated_at(graph, run.seconds, took)
 
 
 def _limit(settings: Settings, unsplit: Unsplit) -> int | None:

@@ -152,11 +152,15 @@ class Refusal:
             opens: opening it takes no more for certain; else a share is what keeps it.
             of_peak: bytes of its weights and values, where a share of these was asked for.
         """
-        less = self.works.fits if of_peak and self.works else 0
-        if self.smallest is None or takes >= self.smallest or 0 < less < of_peak:
+        if self.smallest is None:
+            return self
+        fits = self.works.fits if of_peak and self.works else 0
+        if fits < of_peak if fits else takes >= self.smallest:
             return self
         works = self.works and Works(takes, ORIGINAL, "" if opens else "1.0x")
-        made = replace(self, works=works, smallest=takes if opens else self.smallest)
+        made = replace(
+            self, works=works, smallest=min(takes, self.smallest) if opens else self.smallest
+        )
         if takes >= self.lower:
             return made
         return replace(made, lower=takes, why=f"{self.why}; {AS_OPTIMISED}")

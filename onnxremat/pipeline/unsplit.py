@@ -96,8 +96,7 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     listed = with_shapes(read.plain, known_sizes(original), seen_sizes(original))
     peak, saved = None, None
     if baseline is not None:
-        held = weight_bytes(original, baseline, level=DEFAULT.level, folder=home)
-        peak = held + baseline.live_peak
+        peak = peak_of(original, baseline, home)
         saved = baseline.fused if settings.target == HOST and read.plain is original else None
         baseline = replace(baseline, fused=None)
     made = optimised_for(
@@ -117,3 +116,8 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
         read.name, home, original, read.plain, feeds, baseline, read.files,
         made, graph, listed, peak,
     )  # fmt: skip
+
+
+def peak_of(original: Graph, run: Profile, home: Path | None) -> int:
+    """Bytes of weights and values in a run of the original under default options."""
+    return weight_bytes(original, run, level=DEFAULT.level, folder=home) + run.live_peak

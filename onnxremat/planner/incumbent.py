@@ -127,13 +127,18 @@ class Incumbent:
         return self.clock.now() - self.begin
 
     @property
-    def left(self) -> float:
-        """Seconds that remain. Nothing is refused because others kept the machine busy: until a
-        schedule is found, those count that the processor worked."""
+    def spent(self) -> float:
+        """Seconds since the start that count. Nothing is refused because others kept the machine
+        busy: until a schedule is found, those do that the processor worked."""
         spent = self.elapsed
         if self.best is None and not self.clock.counted:
             spent = min(spent, max(spent / PATIENCE, process_time() - self.used))
-        return self.limit - spent
+        return spent
+
+    @property
+    def left(self) -> float:
+        """Seconds that remain."""
+        return self.limit - self.spent
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

@@ -78,8 +78,8 @@ def solve(
             device.
         options: limits and hooks, the gap being a share of the reference time; of its method the
             rung that is to work alone.
-        warm: a schedule (or, on one device, ops in order) to start from; ignored when it is
-            invalid or over budget.
+        warm: a schedule (or, on one device, ops in order) to start from; on one device one that is
+            over budget is repaired first. Ignored when it is invalid.
 
     Raises:
         ValueError: not one budget per device.
@@ -88,8 +88,8 @@ def solve(
     incumbent, lists = Incumbent.of(problem, budgets, options), ProblemLists(problem)
     if _trivial(incumbent, lists, options):
         return incumbent.solution()
-    if warm is not None:
-        incumbent.offer(warm, "warm start")
+    if warm is not None and not incumbent.offer(warm, "warm start"):
+        _repair(incumbent, lists, options, warm)
     rung = options.method.rung
     if problem.devices == 1 and not rung:
         _rules(incumbent)
@@ -104,9 +104,16 @@ def solve(
 
 
 def solve_in_order(
-    problem: Problem, budgets: int | Sequence[float], options: PlanOptions, order: Sequence[int]
+    problem: Problem,
+    budgets: int | Sequence[float],
+    options: PlanOptions,
+    order: Sequence[int],
+    warm: Sequence[int] | None = None,
 ) -> Solution:
     """:func:`solve` with first runs in one order.
+
+    Args:
+        warm: ops to start from, in the caller's numbers and with first runs in this order.
 
     Raises:
         ValueError: not one budget per device, or no order of the ops.
@@ -115,10 +122,27 @@ def solve_in_order(
 
     names = list(order)
     fixed = replace(options, fixed_order=True)
-    found = solve(reordered(problem, names), budgets, fixed)
+    rank = {op: here for here, op in enumerate(names)}
+    start = None if warm is None else [rank[op] for op in warm]
+    found = solve(reordered(problem, names), budgets, fixed, start)
     if found.schedule is None:
         return found
     return replace(found, schedule=renamed(found.schedule, names))
+
+
+def _repair(
+    incumbent: Incumbent, lists: ProblemLists, options: PlanOptions, warm: Schedule | Sequence[int]
+) -> None:
+    """Make a plan fit that is over the budget: what was planned for a little more is at hand again
+    in a moment then, however little time there is."""
+    if incumbent.problem.devices > 1 or options.method.rung or incumbent.best is not None:
+        return
+    with incumbent.uncounted():
+        search.warm_up(1)
+    from onnxremat.planner.portfolio import Portfolio
+
+    start = warm if isinstance(warm, Schedule) else Schedule.of(incumbent.problem, warm)
+    Portfolio.of(incumbent, incumbent.problem.store_all(), options).refit(start)
 
 
 def _trivial(incumbent: Incumbent, lists: ProblemLists, options: PlanOptions) -> bool:
@@ -200,6 +224,8 @@ def _climb(
         others = _other_orders(incumbent, lists)
         climbs += [Portfolio.of(incumbent, order, options) for order in others]
     best = climbs[0]
+    if not (several or len(climbs) > 1 or options.method.rung):
+        best.begin()
     if len(climbs) > 1:
         for climb in climbs:
             climb.greedy(quick=several)

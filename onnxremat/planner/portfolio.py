@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -33,6 +33,8 @@ class Tuning:
         depths: of greedy repair: (levels of ancestry remade, exponent of the cost in the score).
         quick: how many of them before the first round of lazy cuts.
         greedy_share: of the time limit for one of them at most.
+        first_share: of it for one of them while there is no plan, before the first round of cuts.
+        begin_share: of it after which no further one is begun before the first round of cuts.
         large: ops from which the first plan of greedy repair is good enough (bert_1000).
         repairs: how many of the depths repair a schedule of the cuts.
         heats: of annealing by turns, in mean op costs: afresh, and near the best.
@@ -50,6 +52,8 @@ class Tuning:
     depths: Depths
     quick: int
     greedy_share: float
+    first_share: float = 0.5
+    begin_share: float = 0.1
     heats: tuple[float, ...] = (0.6, 0.05)
     large: int = 3000
     repairs: int = 3
@@ -221,21 +225,50 @@ class Portfolio:
         Args:
             quick: with the first settings only; the others are left for later.
         """
-        depths = self.tuning.depths[: self.tuning.quick] if quick else self.tuning.depths
-        wanted, self.tried = depths[self.tried :], max(self.tried, len(depths))
+        self._greedy(self.tuning.quick if quick else len(self.tuning.depths))
+
+    def begin(self) -> None:
+        """Greedy repair with one setting after the other until there is a plan: on a large problem
+        a round of cuts takes many times as long, and a busy machine may not come to its end."""
+        incumbent, tuning = self.incumbent, self.tuning
+        end = incumbent.spent + tuning.begin_share * incumbent.limit
+        while incumbent.best is None and self.tried < len(tuning.depths):
+            if incumbent.over() or incumbent.spent >= end:
+                return
+            self._greedy(self.tried + 1, tuning.first_share)
+
+    def refit(self, schedule: Schedule) -> None:
+        """Greedy repair of a schedule over budget; what fits is offered."""
+        incumbent, tuning = self.incumbent, self.tuning
+        for depth in tuning.depths[: tuning.repairs]:
+            if incumbent.best is None and not incumbent.over():
+                self._fit(schedule, (depth,))
+
+    def _greedy(self, count: int, share: float = 0.0) -> None:
+        """With so many of the settings, those aside that were tried; ``share`` as of _fit."""
+        wanted = self.tuning.depths[self.tried : count]
+        self.tried = max(self.tried, count)
         for device in self.lists.devices:
             if all(device in able for able in self.lists.able):
                 problem = self.lists.problem
-                self._fit(Schedule.of(problem, problem.store_all(), device), wanted)
+                self._fit(Schedule.of(problem, problem.store_all(), device), wanted, share)
 
-    def _fit(self, begin: Schedule, depths: Sequence[tuple[int, float]]) -> None:
+    def _fit(self, begin: Schedule, depths: Depths, share: float = 0.0) -> None:
+        """Greedy repair with these settings.
+
+        Args:
+            share: of the time for each of them, where it is not that of the tuning.
+        """
         incumbent, tuning = self.incumbent, self.tuning
         for depth, power in depths:
             if incumbent.over():
                 return
-            most = incumbent.elapsed + tuning.greedy_share * incumbent.limit
-            until = incumbent.begin + min(incumbent.limit, most)
-            found = self.search.fit(begin, until, incumbent.stopped, depth, power)
+            most = incumbent.spent + (share or tuning.greedy_share) * incumbent.limit
+
+            def late(most: float = most) -> bool:
+                return incumbent.stopped() or incumbent.spent >= most
+
+            found = self.search.fit(begin, inf, late, depth, power)
             reached = found or self.search.left
             figures = None if reached is None else self.search.replay(reached)
             if figures is None:

@@ -442,6 +442,12 @@ def test_verify_needs_a_plan(cli: Command, folder: Path, chain: Path) -> None:
 
 def test_bench_needs_equal_inputs(cli: Command, folder: Path, chain: Path, symbolic: Path) -> None:
     cli("bench", chain, symbolic, "--dim", "batch=2", "--seconds", 0.1).assert_refused(2)
+    for name, kind in (("a", "float[2, 3]"), ("b", "int64[2, 3]"), ("c", "float[4, 3]")):
+        body = f"g ({kind} x) => ({kind} y) {{ y = Abs(x) }}"
+        onnx.save(parse(body), folder / f"{name}.onnx")
+    for name, said in (("b", "int64 2 x 3"), ("c", "float 4 x 3")):
+        found = cli("bench", folder / "a.onnx", folder / f"{name}.onnx", "--seconds", 0.1)
+        found.assert_refused(2, f"'x' is {said} against float 2 x 3")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import models
 import onnxremat
+from onnxremat.cost import analytic
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.limits import Limit, limit_of
@@ -135,6 +137,16 @@ def test_no_hint_is_beyond_what_the_original_takes(opens: bool, named: str, smal
     assert Refusal.of(known.error()).or_original(100, opens) is known
 
 
+@pytest.mark.parametrize(("fits", "named"), [(41, "1.000x (60 B, what"), (39, "0.975x (59 B")])
+def test_no_share_in_a_hint_is_beyond_all_of_the_original(fits: int, named: str) -> None:
+    """Whatever the session of a plan does without beside weights and values."""
+    works = Works.found(fits + 10, fits=fits)
+    known = Refusal("no plan", "", proven=True, works=works, smallest=fits + 10)
+    told = known.or_original(60, opens=True, of_peak=40).in_unit(parse_budget("0.3x"), 40, 20)
+    assert told.hint.startswith(f"--budget {named}")
+    assert told.smallest == fits + 10
+
+
 def test_a_hint_is_in_the_unit_that_was_asked_for() -> None:
     known = Refusal("no plan", "", proven=True, works=Works.found(100), smallest=100)
     assert known.in_unit(parse_budget(70), 200, 10) is known
@@ -240,5 +252,27 @@ def test_a_refused_step_says_what_a_trainer_does_without(warm: None) -> None:
             )
         return refused.value.hint
 
-    assert "old ones, and --not-counted updates plans for that" in hint(asked)
-    assert "--not-counted" not in hint(dataclasses.replace(asked, not_counted=("updates",)))
+    said = hint(asked)
+    assert "old ones, and --not-counted updates plans for that" in said
+    less = dataclasses.replace(asked, not_counted=("updates",))
+    (alone,) = re.findall(r"^--budget (\S+x) ", said)
+    (over,) = re.findall(r"updates plans for that, with --budget (\S+x) ", said)
+    for settings, works in ((asked, alone), (less, over)):
+        onnxremat.optimize(models.build("mlp"), budget=works, settings=settings, options=options)
+    assert "--not-counted" not in hint(less)
+
+
+def test_workspace_of_a_budget_that_nothing_keeps_is_what_the_original_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is measured then but the run of the original, whose kernels are known."""
+    monkeypatch.setattr(analytic, "scratch_bytes", lambda *_: 1)
+    model = parse("g (float[1, 32, 64, 64] x, float[32, 32, 3, 3] w) => (float[1, 32, 62, 62] y) "
+                  "{ a = Sin(x) y = Conv(a, w) }")  # fmt: skip
+    settings = onnxremat.Settings(threads=1, target="portable", budget=parse_budget("0.1x"))
+    prepared = prepare(model, settings)
+    assert prepared.costs.source == "analytic"
+    assert prepared.baseline is not None
+    (took,) = [kernel for kernel in prepared.baseline.kernels if kernel.op_type == "Conv"]
+    assert took.scratch > 1
+    assert prepared.costs.scratch[took.name] == took.scratch

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from onnxremat.errors import UsageError
-from onnxremat.planner import Problem, Rows, Status, peak, smallest_budget, solve
+from onnxremat.planner import Problem, Rows, Status, ladder, peak, smallest_budget, solve
 from onnxremat.planner.baselines import BASELINES
 from onnxremat.planner.graph_files import GraphFileError, read_graph
+from onnxremat.planner.lazy_cuts import LazyCuts
 from onnxremat.planner.order import best_order
 from onnxremat.planner.problem import OneDevice
 from onnxremat.planner.problem_lists import ProblemLists, reordered
@@ -236,3 +237,39 @@ def test_graph_files(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(GraphFileError, match=message):
             read_graph(path)
+
+
+def test_a_plan_that_is_nearly_within_the_budget_is_repaired_first(
+    monkeypatch: pytest.MonkeyPatch, warm: None
+) -> None:
+    """However little time there is for anything else."""
+    problem = small_transformer(12)
+    first = solve(problem, share(problem, 0.5), asked(work=2000))
+    assert first.sequence is not None
+    monkeypatch.setattr(ladder, "_rules", lambda *_: None)
+    monkeypatch.setattr(ladder, "_other_orders", lambda *_: [])
+    monkeypatch.setattr(ladder, "_climb", lambda *_: None)
+    less = first.peak - 1
+    assert solve(problem, less, asked(work=2000)).sequence is None
+    again = solve(problem, less, asked(work=2000), first.sequence)
+    assert again.sequence is not None
+    assert peak(problem, again.schedule) <= less
+    assert again.time <= 1.1 * first.time
+
+
+def test_a_large_problem_has_a_plan_before_a_round_of_cuts(
+    monkeypatch: pytest.MonkeyPatch, warm: None
+) -> None:
+    problem = small_transformer(12)
+    seen: list[bool] = []
+    monkeypatch.setattr(ladder, "_rules", lambda *_: None)
+    monkeypatch.setattr(ladder, "_other_orders", lambda *_: [])
+
+    def cut(lazy: LazyCuts) -> bool:
+        seen.append(lazy.incumbent.best is not None)
+        return False
+
+    monkeypatch.setattr(LazyCuts, "round", cut)
+    solve(problem, share(problem, 0.7), asked(work=200))
+    assert seen
+    assert all(seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import peak, seconds
 from onnxremat.planner.solution import Status
 from onnxremat.units import parse_budget
-from tests.planner.graphs import ones
+from tests.planner.graphs import ones, small_transformer
 
 WORK = PlanOptions(work=3000, threads=1)
 
@@ -153,7 +154,7 @@ def test_a_plan_for_less_keeps_the_order_that_was_proven_of(
     order = first.schedule.first_runs
     assert order != tuple(range(problem.ops))
     less = first.peak - 1
-    again = ladder.solve_in_order(problem, less, WORK, order)
+    again = ladder.solve_in_order(problem, less, WORK, order, first.sequence)
     assert again.schedule.first_runs == order
     assert first.proves_of(again.schedule)
     assert peak(problem, again.schedule) <= less
@@ -203,3 +204,18 @@ def test_nothing_is_refused_because_others_work(monkeypatch: pytest.MonkeyPatch)
     made.offer(problem.store_all(), "store-all")
     assert made.left == pytest.approx(8 - 12)
     assert made.stopped()
+
+
+def test_greedy_repair_has_the_time_that_others_did_not_take(
+    monkeypatch: pytest.MonkeyPatch, warm: None
+) -> None:
+    """On a wall clock that moves by a fiftieth of the limit at each look, while the processor does
+    next to nothing for this."""
+    problem = small_transformer(12)
+    budget = int(0.6 * peak(problem, problem.store_all()))
+    looks = count()
+    clock: Any = SimpleNamespace(counted=False, now=lambda: 0.02 * next(looks), spend=abs)
+    monkeypatch.setattr(incumbent, "process_time", lambda: 0.0)
+    made = Incumbent(problem, (budget,), 1.0, 0.0, clock=clock, used=0.0)
+    Portfolio.of(made, problem.store_all(), PlanOptions(threads=1)).begin()
+    assert made.best is not None

@@ -15,6 +15,7 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import lasting_tensors, resident_weights
 from onnxremat.ort.session import DEFAULT
 from onnxremat.rewrite.emit import rewrite
+from onnxremat.rewrite.pins import add_pins
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.measure import predict
@@ -125,6 +126,19 @@ def test_dead_buffers_are_given_back_where_axes_change_places() -> None:
     default, planned = run(made.graph, DEFAULT), run(made.graph)
     assert default.live_peak <= planned.live_peak + 64
     assert planned.live_peak == predict(made.graph, ONE).live_peak  # in place, too
+
+
+def test_a_value_that_is_pinned_is_taken_over_all_the_same() -> None:
+    graph = graph_of(
+        """g (float[256, 4] x) => (float[256, 4] y) {
+        a = Sin(x) t = Transpose(a) b = MatMul(a, t) c = Softmax(b) y = MatMul(c, a) }"""
+    )
+    hidden = all_unforeseen(graph, frozenset())
+    (extra,) = [op.name for op in graph.ops if "b" in op.outputs]
+    pinned = add_pins(hidden, extra={extra})
+    (pin,) = [op for op in pinned.ops if op.op_type == "Size" and "b" in op.inputs]
+    assert pinned.ops.index(pin) > max(k for k, op in enumerate(pinned.ops) if "c" in op.inputs)
+    assert run(pinned).live_peak == predict(pinned, ONE).live_peak
 
 
 def test_inputs_of_half_precision_are_hidden_behind_their_casts() -> None:
