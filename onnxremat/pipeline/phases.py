@@ -24,7 +24,8 @@ class Phases:
 
     Attributes:
         seconds: by phase, in the order in which they first began.
-        due: moment at which all has to be done; infinity for no such moment.
+        due: moment at which all has to be done, later by what loading the search takes; infinity
+            for no such moment.
         ending: entered around work that an interrupt ends at once: by EndedError where it is told
             that there is something to keep without it, else together with everything.
     """
@@ -67,12 +68,14 @@ class Phases:
             self(text)
         self._count()
         self._open.append(name)
-        self.seconds.setdefault(name, 0.0)
+        before = self.seconds.setdefault(name, 0.0)
         try:
             yield
         finally:
             self._count()
             self._open.pop()
+            if name == LOAD:  # the search may be compiled, which no limit is for
+                self.due += self.seconds[name] - before
             self._ended(name, self.seconds[name])
 
     def _count(self) -> None:

@@ -42,9 +42,9 @@ def limited(options: PlanOptions, log: Phases) -> Iterator[None]:
 def _said_of_late(options: PlanOptions, log: Phases) -> str:
     """By how much a command is over its limit, and what took so long; "" where it is not.
 
-    Timing has a limit of its own, and the search may have been compiled.
+    Timing has a limit of its own.
     """
-    over = -log.left - sum(log.seconds.get(name, 0.0) for name in (TIME, LOAD))
+    over = -log.left - log.seconds.get(TIME, 0.0)
     if over < 1:
         return ""
     longest = sorted(

@@ -264,6 +264,7 @@ def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None
     # Where there is nothing else it may have of the time that running plans of a whole would take.
     assert not ended(1.99 * SEARCH * LIMIT, 0.0, needed=True)
     assert ended(2.01 * SEARCH * LIMIT, 0.0, needed=True)
+    assert not ended(1.99 * SEARCH * LIMIT, 9 * LIMIT, needed=True)  # a busy machine finds no less
 
 
 @pytest.fixture
@@ -274,7 +275,11 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
     real, now = Choosers.within, [0.0]
 
     def planned(
-        budget: int, late: bool, whole: bool = False, passing: float = 0.0
+        budget: int,
+        late: bool,
+        whole: bool = False,
+        passing: float = 0.0,
+        begun: float = 0.0,
     ) -> tuple[Candidate | None, str]:
         def within(self: Choosers, limit: int) -> Priced:
             found = real(self, limit)
@@ -284,6 +289,7 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
         monkeypatch.setattr(Choosers, "within", within)
         log, options = Phases(now=lambda: now[0]), PlanOptions(time_limit=LONG, threads=1).begun()
         log.end_within(LIMIT)
+        now[0] += begun
         known = replace(image, passing=passing)
         parts = RegionsInParts(known, one_budget(budget), options, log)
         if whole:
@@ -294,8 +300,10 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
 
 
 def test_regions_that_alone_keep_a_budget_are_carried_out_however_late(over: Any) -> None:
-    """The same plan, whether the time was over when they were chosen or not."""
+    """The same plan, whether the time was over when they were chosen, or before, or not."""
     (soon, _), (late, why) = (over(WHOLE * 5 // 8, when) for when in (False, True))
+    before, _ = over(WHOLE * 5 // 8, False, begun=2 * LIMIT)
+    assert before.plan.sequence == soon.plan.sequence
     assert soon.prepared.settings.fission
     assert late.prepared.settings.fission == soon.prepared.settings.fission
     assert late.plan.sequence == soon.plan.sequence
