@@ -69,7 +69,7 @@ def _ending(
     worked: Callable[[], float] = time.thread_time,
 ) -> Callable[[], bool]:
     """When the choice of regions is to end; see :func:`choosers_for`."""
-    left = max(options.left, log.left) if needed and log.left < inf else options.left
+    left = max(options.left, log.unhindered) if needed and log.left < inf else options.left
     until = worked() + SEARCH * left if options.work is None else inf
     return lambda: options.stopped or worked() >= until or (log.left <= 0 and not needed)
 

@@ -95,9 +95,19 @@ def for_timing(prepared: Prepared, log: Phases) -> float:
     return min(TIMING, room)
 
 
-def said_of_short(prepared: Prepared) -> str:
-    """What a result is not checked for that there was no time to run again."""
+def said_of_short(prepared: Prepared, hides: bool) -> str:
+    """What a result is not checked for that there was no time to run again.
+
+    Args:
+        hides: its file does not tell the shapes of its values
+            (:mod:`onnxremat.graph.unforeseen`).
+    """
     said = "the time was over: it was not run under default options, whose order may be another"
+    if not hides:
+        said += (
+            " and under which it may take more than planned (shapes of its values are not hidden, "
+            "so that dead buffers may wait for the next of their shape)"
+        )
     if prepared.outputs is not None:
         return said
     return (

@@ -186,7 +186,9 @@ def test_what_a_late_result_is_not_checked_for_is_said(
     assert facts["peak_measured_bytes"] <= facts["limit_bytes"]
     assert facts["order_kept"]
     assert facts["peak_default_options_bytes"] is facts["order_kept_default_options"] is None
-    assert any("not run under default options" in note for note in facts["notes"])
+    (note,) = (note for note in facts["notes"] if "not run under default options" in note)
+    read = {name for node in result.model.graph.node for name in node.input}
+    assert ("may take more than planned" in note) == (SHOWN not in read)
     assert all(check.ok for check in result.checks)
     # `verify` asks for no more than was promised.
     other = Check(Kind.ORDER, in_session.DEFAULT_ORDER, ok=False, text="differs")
@@ -245,7 +247,10 @@ def test_what_takes_the_square_of_the_ops_has_a_limit(
 def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None) -> None:
     """However long a busy machine takes for it; not by either where work is counted."""
     worked, now = [0.0], [0.0]
-    options, log = PlanOptions(time_limit=LIMIT, now=lambda: 0.0), Phases(now=lambda: now[0])
+    options, log = (
+        PlanOptions(time_limit=LIMIT, now=lambda: 0.0),
+        Phases(now=lambda: now[0], worked=lambda: 0),
+    )
     log.end_within(2 * LIMIT)
     image = prepare(chain(), Settings(threads=1, costs=analytic_costs))
 

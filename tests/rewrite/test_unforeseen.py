@@ -128,7 +128,7 @@ def test_dead_buffers_are_given_back_where_axes_change_places() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ("Add(t{i}, w{i})", "Where(c, t{i}, w{i})", "ScatterElements<axis = 0>(w{i}, at, v)")
+    "kind", ["Add(t{i}, w{i})", "Where(c, t{i}, w{i})", "ScatterElements<axis = 0>(w{i}, at, v)"]
 )
 def test_constants_do_not_tell_how_large_what_is_made_of_them_is(kind: str) -> None:
     """A graph net adds messages to zeros: that gave every state's shape away."""
