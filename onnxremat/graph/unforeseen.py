@@ -30,6 +30,10 @@ ADDED = "onnxremat."
 BOUNDS = {"Slice": 2, "Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0, "Tile": 1}
 STATED = ("Reshape", "Expand", "Resize", "ConstantOfShape")  # by that alone
 LEAST = 16 << 10  # bytes of a value that is not to wait
+# Ops whose result has the shape of the first input, and ops whose result has that of any input of
+# which no dimension is 1: where it is a constant, the shape is known when the file is loaded.
+LIKE_FIRST = ("ScatterElements", "ScatterND")
+LIKE_ANY = ("Add", "Div", "Mul", "Sub", "Where")
 FIRST = 12  # opset from which the lesser of two integers is there
 
 
@@ -56,7 +60,7 @@ def all_unforeseen(graph: Graph, known: Collection[str]) -> Graph:
     }  # fmt: skip
     inputs = {n for n in graph.inputs if graph.tensors[n].shape and is_left(graph.tensors[n])}
     found = _Found(graph, SHOWN, _waits(graph))
-    hidden = inputs.difference(known) | _first_casts(graph, known)
+    hidden = inputs.difference(known) | _first_casts(graph, known) | _telling(graph)
     return found.made(frozenset(weights), frozenset(hidden))
 
 
@@ -111,6 +115,25 @@ def _first_constants(graph: Graph) -> list[Op]:
             root = graph.ops[first[place]]
             places[root.name] = root
     return list(places.values())
+
+
+def _telling(graph: Graph) -> set[str]:
+    """Large constants that tell the shape of what an op makes of them and of computed values."""
+    found = set[str]()
+    for op in graph.ops:
+        if not op.standard or op.op_type not in LIKE_FIRST + LIKE_ANY:
+            continue
+        tensors = [graph.tensors[name] for name in op.reads]
+        shape = graph.tensors[op.outputs[0]].shape
+        if not shape or all(tensor.role is Role.WEIGHT for tensor in tensors):
+            continue
+        first = op.op_type in LIKE_FIRST
+        for tensor in tensors[:1] if first else tensors:
+            tells = first or (tensor.shape == shape and 1 not in shape)
+            large = tensor.role is Role.WEIGHT and tensor.bytes >= LEAST
+            if tells and large and is_left(tensor):
+                found.add(tensor.name)
+    return found
 
 
 def _first_casts(graph: Graph, known: Collection[str]) -> set[str]:

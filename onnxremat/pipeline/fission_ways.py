@@ -49,7 +49,7 @@ def choosers_for(
 
     Args:
         needed: there is nothing else: it has its share of the command's time, of which planning may
-            have less so that plans can be run.
+            have less so that plans can be run, and goes on where the command is late.
         worked: seconds of the processor so far.
         structures: limits count what a session keeps of nodes.
     """
@@ -69,9 +69,9 @@ def _ending(
     worked: Callable[[], float] = time.thread_time,
 ) -> Callable[[], bool]:
     """When the choice of regions is to end; see :func:`choosers_for`."""
-    left = max(options.left, log.left) if needed and log.left < inf else options.left
+    left = max(options.left, log.unhindered) if needed and log.left < inf else options.left
     until = worked() + SEARCH * left if options.work is None else inf
-    return lambda: options.stopped or worked() >= until or log.left <= 0
+    return lambda: options.stopped or worked() >= until or (log.left <= 0 and not needed)
 
 
 @dataclass
@@ -79,9 +79,10 @@ class RegionsInParts(InParts):
     """Plans of an inference with regions in parts.
 
     Nobody foretells what trying them takes: they are begun while there is time. Where nothing else
-    keeps the budget, those that do by their price are carried out then whatever that takes, so that
-    a busy machine has the same result; else the time is looked at before each step of it, and is to
-    be enough for a run like the original's.
+    keeps the budget they are looked for and those that do by their price carried out whatever the
+    clock says, so that a busy machine has the same result: the choice ends by what the processor
+    has worked. Else the time is looked at before each step of it, and is to be enough for a run
+    like the original's.
 
     Attributes:
         splits: the model in the regions that were tried last.
@@ -177,6 +178,9 @@ class RegionsInParts(InParts):
 
     def _no_time(self) -> str:
         return NO_TIME if self.log.left <= 0 else ""
+
+    def _begins(self) -> bool:
+        return self.whole is None or self._in_time()
 
     def _split(self, chosen: Priced, why: str, needed: bool = False) -> Prepared | None:
         """The model with regions in parts, None where that gains nothing, does not go or nobody

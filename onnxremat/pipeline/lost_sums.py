@@ -22,7 +22,7 @@ def without_lost_sums(graph: Graph) -> tuple[Graph, list[str]]:
     return made, [
         f"ScatterND '{names[0]}'{more} of the original adds to one place from several threads at "
         "once where indices repeat, and loses sums, others in each run: ScatterElements does it "
-        "here, in one thread"
+        "here, in one thread; shares of the original's memory are of the file as it came"
     ]
 
 

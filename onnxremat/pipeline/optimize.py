@@ -258,7 +258,8 @@ def _in_one_session(
     except NO_FIT as error:
         peak, beside = prepared.baseline_peak, prepared.beside.total
         known = other = Refusal.of(error)
-        if request.options.method.ladder and as_it_ran(prepared):
+        here = prepared.unsplit.came is None  # else no file that is written is the original
+        if here and request.options.method.ladder and as_it_ran(prepared):
             share = peak if limit.of_peak else 0
             other = known.or_original(peak + beside, OPENING * prepared.weights <= peak, share)
         other = other.in_unit(limit, peak, beside)

@@ -21,10 +21,12 @@ class Phases:
 
     Args:
         ended: told the phase that has ended and its seconds so far.
+        worked: seconds that the processor has worked so far.
 
     Attributes:
         seconds: by phase, in the order in which they first began.
-        due: moment at which all has to be done; infinity for no such moment.
+        due: moment at which all has to be done, later by what loading the search takes; infinity
+            for no such moment.
         ending: entered around work that an interrupt ends at once: by EndedError where it is told
             that there is something to keep without it, else together with everything.
     """
@@ -34,13 +36,14 @@ class Phases:
         say: Say | None = None,
         now: Callable[[], float] = time.perf_counter,
         ended: Ended | None = None,
+        worked: Callable[[], float] = time.process_time,
     ) -> None:
-        self._say, self._now = say or (lambda _: None), now
+        self._say, self._now, self._worked = say or (lambda _: None), now, worked
         self._ended = ended or (lambda *_: None)
         self._open: list[str] = []
         self._since = now()
         self.seconds: dict[str, float] = {}
-        self.due = inf
+        self.due = self._work = inf
         self.ending: Ending = nullcontext
 
     @classmethod
@@ -53,9 +56,15 @@ class Phases:
         """Seconds until all has to be done."""
         return self.due - self._now()
 
+    @property
+    def unhindered(self) -> float:
+        """Seconds that were left on a machine that does nothing else; :attr:`left` at least."""
+        return max(self.left, self._work - self._worked())
+
     def end_within(self, seconds: float) -> None:
         """All has to be done in so many seconds from now."""
         self.due = self._now() + seconds
+        self._work = self._worked() + seconds
 
     def __call__(self, text: str) -> None:
         self._say(text)
@@ -67,12 +76,15 @@ class Phases:
             self(text)
         self._count()
         self._open.append(name)
-        self.seconds.setdefault(name, 0.0)
+        before, worked = self.seconds.setdefault(name, 0.0), self._worked()
         try:
             yield
         finally:
             self._count()
             self._open.pop()
+            if name == LOAD:  # the search may be compiled, which no limit is for
+                self.due += self.seconds[name] - before
+                self._work += self._worked() - worked
             self._ended(name, self.seconds[name])
 
     def _count(self) -> None:

@@ -235,8 +235,9 @@ class Prepared:
 
     @property
     def baseline_peak(self) -> int:
-        """Bytes of the original under default options, measured where possible."""
-        return self.unsplit.peak
+        """Bytes of the original as it came under default options, measured where possible: what
+        shares of it are of."""
+        return self.unsplit.peak if self.unsplit.came is None else self.unsplit.came
 
     @property
     def unmeasured(self) -> Prepared:
@@ -383,12 +384,12 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
     original = without_dead_ops(build_graph(bound, folder, opened=not settings.measure))
     if all(op.op_type == "Constant" for op in original.ops):
         raise computes_nothing(name)
-    original, lost = without_lost_sums(original)
+    given, (original, lost) = original, without_lost_sums(original)
     dropped = (*dropped, *lost)
     plain = in_tensors(original, folder)
     bound = to_model(original)
     feeds = _feeds(original, settings)
-    baseline = None
+    baseline = came = None
     if feeds is not None:
         with log.phase(MEASURE, "measuring the original"):
             options = replace(DEFAULT, threads=settings.threads)
@@ -398,14 +399,16 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             read = partial(read_saved, folder=folder) if settings.target == HOST else read_structure
             baseline = profiled(bound, feeds, options, folder, updates, read)
             took = time.perf_counter() - began
+            if lost:
+                came = _peak(given, feeds, options, folder)
         say_of_runs(took, log)
         if model.functions:
-            given = AsItCame.of(source, bound if forward is None else forward, folder)
+            alone = AsItCame.of(source, bound if forward is None else forward, folder)
             seen = (feeds, baseline.outputs) if forward is None else None
-            dropped = (*dropped, *require_same(given, settings.seed, seen))
+            dropped = (*dropped, *require_same(alone, settings.seed, seen))
         original = with_measured_shapes(original, bound, feeds, folder)
     with log.phase(OPTIMISE):
-        found = AsRead(name, folder, original, plain, feeds, baseline, files)
+        found = AsRead(name, folder, original, plain, feeds, baseline, came, files)
         unsplit = optimised(found, settings, log)
         made = for_planning(replace(unsplit, forward=forward), settings, log)
     return replace(made, notes=(*dropped, *mispadded(original), *made.notes))
@@ -470,6 +473,12 @@ def for_planning(
         outputs=measured.outputs if measured else None,
         lasting=None if settings.split_batch or settings.fission else made.lasting,
     )  # fmt: skip
+
+
+def _peak(graph: Graph, feeds: Feeds, options: Options, folder: Path | None) -> int:
+    """Bytes of weights and values of a graph in a session."""
+    ran = profiled(to_model(graph), feeds, options, folder)
+    return weight_bytes(graph, ran, level=options.level, folder=folder) + ran.live_peak
 
 
 def _feeds(graph: Graph, settings: Settings) -> Feeds | None:

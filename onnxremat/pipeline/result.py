@@ -17,6 +17,7 @@ from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.device_memory import Resident
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
+from onnxremat.graph.unforeseen import SHOWN
 from onnxremat.pipeline.artifact import Check, Kind, Verified
 from onnxremat.pipeline.asked import opening
 from onnxremat.pipeline.bench import Timing, bench
@@ -278,8 +279,9 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
         return kind(candidate, phases=dict(log.seconds), **more)
     with log.phase(VERIFY, "verifying"):
         if isinstance(run, SessionRun) and no_time(prepared, log, more=_opening(run)):
+            hides = SHOWN in run.artifact.graph.tensors
             run = run.shortened()
-            candidate = replace(candidate.noted(said_of_short(prepared)), measured=run)
+            candidate = replace(candidate.noted(said_of_short(prepared, hides)), measured=run)
         verified = candidate.artifact.verified(prepared, run)
         _refuse_wrong(verified)
         made = candidate.artifact

@@ -61,7 +61,7 @@ def prepare_step(
             if known is None and whole.baseline is not None:  # costs were known without a run
                 known = whole.baseline.outputs
             check_parts(found, prepared.graph, whole.feeds, prepared.folder, known)
-        read = AsRead(whole.name, home, original, plain, whole.feeds, None, whole.files)
+        read = AsRead(whole.name, home, original, plain, whole.feeds, None, None, whole.files)
         parts = optimised(read, settings, log)
         unsplit = replace(whole, made=parts.made, graph=parts.graph, listed=parts.listed)
         made = for_planning(unsplit, settings, log, whole=prepared)

@@ -42,9 +42,9 @@ def limited(options: PlanOptions, log: Phases) -> Iterator[None]:
 def _said_of_late(options: PlanOptions, log: Phases) -> str:
     """By how much a command is over its limit, and what took so long; "" where it is not.
 
-    Timing has a limit of its own, and the search may have been compiled.
+    Timing has a limit of its own.
     """
-    over = -log.left - sum(log.seconds.get(name, 0.0) for name in (TIME, LOAD))
+    over = -log.left - log.seconds.get(TIME, 0.0)
     if over < 1:
         return ""
     longest = sorted(
@@ -95,9 +95,19 @@ def for_timing(prepared: Prepared, log: Phases) -> float:
     return min(TIMING, room)
 
 
-def said_of_short(prepared: Prepared) -> str:
-    """What a result is not checked for that there was no time to run again."""
+def said_of_short(prepared: Prepared, hides: bool) -> str:
+    """What a result is not checked for that there was no time to run again.
+
+    Args:
+        hides: its file does not tell the shapes of its values
+            (:mod:`onnxremat.graph.unforeseen`).
+    """
     said = "the time was over: it was not run under default options, whose order may be another"
+    if not hides:
+        said += (
+            " and under which it may take more than planned (shapes of its values are not hidden, "
+            "so that dead buffers may wait for the next of their shape)"
+        )
     if prepared.outputs is not None:
         return said
     return (

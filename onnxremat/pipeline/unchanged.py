@@ -84,14 +84,14 @@ def unchanged(prepared: Prepared, limit: int, log: Phases) -> Candidate | None:
     None where another target or a split was asked for, where nothing is measured, and where the
     order in which onnxruntime ran it cannot be told.
     """
-    if prepared.baseline_peak > limit:
+    if prepared.unsplit.peak > limit:
         return None
     graph = as_it_ran(prepared)
     if graph is None or prepared.baseline is None or prepared.feeds is None:
         return None
     total = prepared.costs.total
     note = (
-        f"the original takes {format_bytes(prepared.baseline_peak)} and keeps this budget: it is "
+        f"the original takes {format_bytes(prepared.unsplit.peak)} and keeps this budget: it is "
         "written as it is, to be opened without any options"
     )
     provenance = Provenance(

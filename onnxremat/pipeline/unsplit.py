@@ -39,6 +39,8 @@ class AsRead:
         plain: the same with known sequences as plain tensors, no size of it from a run.
         feeds: inputs for measuring, None when nothing is measured.
         baseline: a run of the original under default options, None when nothing is measured.
+        came: bytes of the file as it came under default options, where what is planned is not that
+            (:mod:`onnxremat.pipeline.lost_sums`); None where it is, or nothing is measured.
         files: that it and its weights were read from.
     """
 
@@ -48,6 +50,7 @@ class AsRead:
     plain: Graph
     feeds: Feeds | None
     baseline: Profile | None
+    came: int | None
     files: tuple[Path, ...]
 
 
@@ -113,7 +116,7 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     graph, listed = written_over(graph, updates), written_over(listed, updates)
     original = written_over(original, updates)
     return Unsplit(
-        read.name, home, original, read.plain, feeds, baseline, read.files,
+        read.name, home, original, read.plain, feeds, baseline, read.came, read.files,
         made, graph, listed, peak,
     )  # fmt: skip
 

@@ -77,8 +77,8 @@ class InParts(ABC):
             why: the whole is not taken, for people.
         """
         if limit not in self.tried:
-            in_time = self._in_time()
-            self.tried[limit] = self._within(limit, why) if in_time else None
+            begins = self._begins()
+            self.tried[limit] = self._within(limit, why) if begins else None
         return self.tried[limit]
 
     @abstractmethod
@@ -122,6 +122,10 @@ class InParts(ABC):
         notes.append(f"{proof} can work for the model as a whole: {whole.why}")
         notes.append(f"parts may need less: {why}")
         return replace(whole.told(notes=tuple(notes)), lower=floor, why=WORDS)
+
+    def _begins(self) -> bool:
+        """Whether parts are looked for at all; else it is known why not."""
+        return self._in_time()
 
     def _in_time(self) -> bool:
         """Whether there is time for parts; else it is known why not."""

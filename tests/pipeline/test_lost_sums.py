@@ -9,9 +9,13 @@ import onnx
 from onnx import numpy_helper, parser
 
 from onnxremat import Settings, load, optimize, verify
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.as_it_came import AsItCame
 from onnxremat.pipeline.lost_sums import may_lose_sums
 from onnxremat.planner.options import PlanOptions
+from onnxremat.session.measure import profiled, weight_bytes
 
 NODES, EDGES, WIDTH = 20, 4000, 64
 TEXT = f"""<ir_version: 10, opset_import: ["" : 18]>
@@ -34,6 +38,20 @@ def wanted(places: np.ndarray, feeds: dict[str, np.ndarray]) -> np.ndarray:
     total = feeds["x"].astype(np.float64)
     np.add.at(total, places[:, 0], a**3 + a**2)
     return np.sqrt(total)
+
+
+def test_shares_are_of_the_file_as_it_came(tmp_path: Path) -> None:
+    """What adds in one thread takes more: a share of that was more than the whole original."""
+    model, _ = messages()
+    onnx.save(model, tmp_path / "net.onnx")
+    found = optimize(
+        tmp_path / "net.onnx", budget="1x", options=PlanOptions(time_limit=5), bench_seconds=0
+    )
+    graph = build_graph(model)
+    ran = profiled(model, seeded_feeds(graph, 0), DEFAULT)
+    peak = weight_bytes(graph, ran, level=DEFAULT.level) + ran.live_peak
+    assert found.prepared.baseline_peak == peak < found.prepared.unsplit.peak
+    assert found.facts()["peak_measured_bytes"] <= peak
 
 
 def test_what_is_written_is_right_with_two_threads(tmp_path: Path) -> None:

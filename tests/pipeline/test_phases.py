@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from math import inf
 
-from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.phases import LOAD, Phases
 
 
 def test_a_phase_inside_another_counts_for_itself_alone() -> None:
-    now = [0.0]
+    now, worked = [0.0], [0.0]
     told: list[str] = []
     ended: list[tuple[str, float]] = []
-    log = Phases(told.append, lambda: now[0], lambda *phase: ended.append(phase))
+    log = Phases(told.append, lambda: now[0], lambda *phase: ended.append(phase), lambda: worked[0])
 
     def wait(seconds: float) -> None:
         now[0] += seconds
@@ -36,6 +36,15 @@ def test_a_phase_inside_another_counts_for_itself_alone() -> None:
     log.end_within(7)
     wait(8)
     assert log.left == -1
+    with log.phase(LOAD):
+        wait(20)  # the search is compiled, for which no limit is
+        worked[0] += 10
+    assert log.left == -1
+    assert log.unhindered == 7
+    worked[0] += 4
+    assert log.unhindered == 3
+    worked[0] += 9
+    assert log.unhindered == -1  # more than one thread has worked
     assert Phases().left == inf
     assert Phases.of(log) is log
     assert Phases.of(None).seconds == {}

@@ -186,7 +186,9 @@ def test_what_a_late_result_is_not_checked_for_is_said(
     assert facts["peak_measured_bytes"] <= facts["limit_bytes"]
     assert facts["order_kept"]
     assert facts["peak_default_options_bytes"] is facts["order_kept_default_options"] is None
-    assert any("not run under default options" in note for note in facts["notes"])
+    (note,) = (note for note in facts["notes"] if "not run under default options" in note)
+    read = {name for node in result.model.graph.node for name in node.input}
+    assert ("may take more than planned" in note) == (SHOWN not in read)
     assert all(check.ok for check in result.checks)
     # `verify` asks for no more than was promised.
     other = Check(Kind.ORDER, in_session.DEFAULT_ORDER, ok=False, text="differs")
@@ -245,7 +247,10 @@ def test_what_takes_the_square_of_the_ops_has_a_limit(
 def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None) -> None:
     """However long a busy machine takes for it; not by either where work is counted."""
     worked, now = [0.0], [0.0]
-    options, log = PlanOptions(time_limit=LIMIT, now=lambda: 0.0), Phases(now=lambda: now[0])
+    options, log = (
+        PlanOptions(time_limit=LIMIT, now=lambda: 0.0),
+        Phases(now=lambda: now[0], worked=lambda: 0),
+    )
     log.end_within(2 * LIMIT)
     image = prepare(chain(), Settings(threads=1, costs=analytic_costs))
 
@@ -264,6 +269,7 @@ def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None
     # Where there is nothing else it may have of the time that running plans of a whole would take.
     assert not ended(1.99 * SEARCH * LIMIT, 0.0, needed=True)
     assert ended(2.01 * SEARCH * LIMIT, 0.0, needed=True)
+    assert not ended(1.99 * SEARCH * LIMIT, 9 * LIMIT, needed=True)  # a busy machine finds no less
 
 
 @pytest.fixture
@@ -274,7 +280,11 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
     real, now = Choosers.within, [0.0]
 
     def planned(
-        budget: int, late: bool, whole: bool = False, passing: float = 0.0
+        budget: int,
+        late: bool,
+        whole: bool = False,
+        passing: float = 0.0,
+        begun: float = 0.0,
     ) -> tuple[Candidate | None, str]:
         def within(self: Choosers, limit: int) -> Priced:
             found = real(self, limit)
@@ -284,6 +294,7 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
         monkeypatch.setattr(Choosers, "within", within)
         log, options = Phases(now=lambda: now[0]), PlanOptions(time_limit=LONG, threads=1).begun()
         log.end_within(LIMIT)
+        now[0] += begun
         known = replace(image, passing=passing)
         parts = RegionsInParts(known, one_budget(budget), options, log)
         if whole:
@@ -294,8 +305,10 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
 
 
 def test_regions_that_alone_keep_a_budget_are_carried_out_however_late(over: Any) -> None:
-    """The same plan, whether the time was over when they were chosen or not."""
+    """The same plan, whether the time was over when they were chosen, or before, or not."""
     (soon, _), (late, why) = (over(WHOLE * 5 // 8, when) for when in (False, True))
+    before, _ = over(WHOLE * 5 // 8, False, begun=2 * LIMIT)
+    assert before.plan.sequence == soon.plan.sequence
     assert soon.prepared.settings.fission
     assert late.prepared.settings.fission == soon.prepared.settings.fission
     assert late.plan.sequence == soon.plan.sequence
