@@ -27,7 +27,7 @@ ELEMENTWISE = BROADCAST | {
     "Mish", "Neg", "Not", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sign", "Softplus", "Softsign",
     "Sqrt", "Tanh",
 }  # fmt: skip
-_REDUCTIONS = frozenset({"ReduceMean", "ReduceSum"})
+REDUCTIONS = frozenset({"ReduceMean", "ReduceSum"})
 
 Cut = tuple[int, Shape]
 
@@ -81,11 +81,9 @@ class Chains:
             return _cuts(shape, []) & _cuts(operands[0], [])
         if kind in ELEMENTWISE:
             return _cuts(shape, operands)
-        if kind in _REDUCTIONS:
+        if kind in REDUCTIONS:
             kept = self._rows_of(op, operands[0])
             return {cut for cut in _cuts(operands[0], []) if len(cut[1]) >= len(operands[0]) - kept}
-        if kind == "MatMul" and len(operands[1]) == 2 and operands[1][1] == 1:
-            return {cut for cut in _cuts(operands[0], []) if cut[1]}
         return set()
 
     def _rows_of(self, op: Op, shape: Shape) -> int:
@@ -145,7 +143,7 @@ class Chains:
 
 def read_of(op: Op) -> tuple[str, ...]:
     """The tensors whose elements an op of a chain reads."""
-    return op.inputs[:1] if is_alias(op) or op.op_type in _REDUCTIONS else op.reads
+    return op.inputs[:1] if is_alias(op) or op.op_type in REDUCTIONS else op.reads
 
 
 def cut_of(op: Op) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx
 from onnx import helper
 
-from onnxremat.grad.chains import Chains, cut_of, lead_of
+from onnxremat.grad.chains import REDUCTIONS, Chains, cut_of
 from onnxremat.grad.roles import inherit
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.grad.tile_choice import Part, worthwhile
@@ -111,6 +111,8 @@ class _Body:
             return
         cut = cut_of(op)
         inputs = [self._operand(name) if name in cut else name for name in op.inputs]
+        if op.op_type in REDUCTIONS:  # tiles may have fewer axes: the last ones are counted back
+            inputs[1] = self.t.integers(*range(-self.t.size(inputs[1]), 0))
         node = onnx.NodeProto()
         node.CopyFrom(op.node)
         node.name = self.t.fresh(f"{op.name}/tile")
