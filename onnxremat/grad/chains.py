@@ -1,9 +1,9 @@
-"""Chains of the backward pass that can be computed over tiles: elementwise ops, and reductions and
-products that make one number of each row.
+"""Chains of the backward pass that can be computed over tiles: elementwise ops, and sums.
 
-Tiles are runs along the first axes of all tensors of a chain. What an op allows is a set of cuts:
-(how many elements the first axes have together, the other axes); what a chain allows is what all of
-its ops do. Views are part of a chain as long as they leave the same runs together.
+A tile is a run of the same share of the elements of every tensor of a chain, in their order. Into
+how many tiles an op can be cut is a number that has to divide the length of its first axes together:
+those along which all that it reads is as long as what it makes or has length 1, and which it does
+not sum over. Views are part of a chain, whatever their shapes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ ELEMENTWISE = BROADCAST | {
 }  # fmt: skip
 REDUCTIONS = frozenset({"ReduceMean", "ReduceSum"})
 
-Cut = tuple[int, Shape]
-
 
 @dataclass
 class Chain:
-    """Ops by their places, ascending, and all cuts that they allow."""
+    """Ops by their places, ascending, and what the number of tiles has to divide."""
 
     places: list[int]
-    cuts: set[Cut]
+    length: int
 
 
 class Chains:
@@ -51,7 +49,7 @@ class Chains:
         self.t, self.ops = t, ops
         self.maker, self.readers = makers_and_readers(ops)
         self.place = {op.name: k for k, op in enumerate(ops)}
-        self.axes = {each.name: each for each in t.initializers if len(each.dims) == 1}
+        self.numbers = {each.name: each for each in t.initializers if len(each.dims) == 1}
         self.of = dict[int, Chain]()
 
     def found(self) -> list[Chain]:
@@ -74,44 +72,43 @@ class Chains:
         shape = self.t.tensors[name].shape
         return bool(shape is not None and 0 not in shape and not any(map(self.t.varies, shape)))
 
-    def _cuts(self, op: Op) -> set[Cut]:
-        t, kind, operands = self.t, op.op_type, [self.t.shape(name) for name in read_of(op)]
-        shape = t.shape(op.outputs[0])
+    def _length(self, op: Op) -> int:
+        """What the number of tiles has to divide; 1 where there are none."""
+        shape = self.t.shape(op.outputs[0])
         if is_alias(op):
-            return _cuts(shape, []) & _cuts(operands[0], [])
-        if kind in ELEMENTWISE:
-            return _cuts(shape, operands)
-        if kind in REDUCTIONS:
-            kept = self._rows_of(op, operands[0])
-            return {cut for cut in _cuts(operands[0], []) if len(cut[1]) >= len(operands[0]) - kept}
-        return set()
+            return math.prod(shape)
+        if op.op_type in ELEMENTWISE:
+            axes, own = len(shape), [padded(self.t.shape(n), len(shape)) for n in op.reads]
+            while any(each[:axes] not in (shape[:axes], (1,) * axes) for each in own):
+                axes -= 1
+            return math.prod(shape[:axes])
+        if op.op_type in REDUCTIONS:
+            shape = self.t.shape(op.inputs[0])
+            return math.prod(shape[: min(self.axes(op), default=0)])
+        return 1
 
-    def _rows_of(self, op: Op, shape: Shape) -> int:
-        """How many axes come before those that an op reduces; 0 where it does not keep these, or
-        they are not the last ones."""
-        how = {a.name: helper.get_attribute_value(a) for a in op.node.attribute}
-        known = self.axes.get(op.inputs[1]) if len(op.inputs) > 1 else None
-        if known is None or not how.get("keepdims", 1):
-            return 0
-        axes = sorted(int(axis) % len(shape) for axis in numpy_helper.to_array(known))
-        return axes[0] if axes == list(range(axes[0], len(shape))) else 0
+    def axes(self, op: Op) -> list[int]:
+        """Axes that an op reduces, as far as they are known."""
+        known = self.numbers.get(op.inputs[1]) if len(op.inputs) > 1 else None
+        rank = self.t.rank(op.inputs[0])
+        return [] if known is None else [int(k) % rank for k in numpy_helper.to_array(known)]
 
     # ---- which ops go together ------------------------------------------------------------
 
     def _join(self, place: int, op: Op) -> None:
         """Let an op follow the chains that make what it reads."""
-        cuts, large = self._cuts(op), self.t.size(op.outputs[0]) * 4 >= LEAST
-        chain = Chain([place], cuts)
+        large = self.t.size(op.outputs[0]) * 4 >= LEAST
+        chain = Chain([place], self._length(op))
         for name in read_of(op):
             maker = self.maker.get(name)
             former = self.of.get(self.place[maker.name]) if maker else None
             if former is None or former.places[0] in chain.places:
                 continue
-            both = {cut for a in former.cuts for b in chain.cuts for cut in _common(a, b)}
+            length = math.gcd(former.length, chain.length)
             places = sorted({*former.places, *chain.places})
-            if both and len(places) <= LONGEST and not self._waits_for_itself(places):
-                chain = Chain(places, both)
-        if len(chain.places) > 1 or (large and cuts and op.op_type in ELEMENTWISE):
+            if length > 1 and len(places) <= LONGEST and not self._waits_for_itself(places):
+                chain = Chain(places, length)
+        if len(chain.places) > 1 or (large and chain.length > 1 and op.op_type in ELEMENTWISE):
             self.of |= dict.fromkeys(chain.places, chain)
 
     def _waits_for_itself(self, places: Sequence[int]) -> bool:
@@ -143,35 +140,15 @@ class Chains:
 
 def read_of(op: Op) -> tuple[str, ...]:
     """The tensors whose elements an op of a chain reads."""
-    return op.inputs[:1] if is_alias(op) or op.op_type in REDUCTIONS else op.reads
+    return op.inputs[:1] if is_alias(op) or op.op_type in REDUCTIONS else op.inputs
 
 
-def cut_of(op: Op) -> tuple[str, ...]:
-    """Those of them that may be cut into tiles: all but the column that rows are multiplied with."""
-    return op.inputs[:1] if op.op_type == "MatMul" else read_of(op)
+def padded(shape: Shape, rank: int) -> Shape:
+    """With as many axes as another, as operands are broadcast."""
+    return (1,) * (rank - len(shape)) + shape
 
 
-def lead_of(shape: Shape, cut: Cut) -> int:
-    """How many elements a tensor has along the axes that are cut: as many as the cut, or one, where
-    all tiles read the same."""
-    return math.prod(shape[: max(0, len(shape) - len(cut[1]))])
-
-
-def _cuts(shape: Shape, operands: Sequence[Shape]) -> set[Cut]:
-    """Along the first axes each operand is as long as the shape, or has length 1."""
-    full = [(1,) * (len(shape) - len(operand)) + operand for operand in operands]
-    return {
-        (math.prod(shape[:axes]), shape[axes:])
-        for axes in range(1, len(shape) + 1)
-        if all(each[:axes] in (shape[:axes], (1,) * axes) for each in full)
-    }
-
-
-def _common(a: Cut, b: Cut) -> list[Cut]:
-    """What two cuts are together: along other axes one may have length 1."""
-    (lead, last), (other, rest) = a, b
-    if lead != other or len(last) != len(rest):
-        return []
-    if any(m != n and 1 not in (m, n) for m, n in zip(last, rest, strict=True)):
-        return []
-    return [(lead, tuple(map(max, last, rest)))]
+def tile_of(shape: Shape, count: int) -> Shape:
+    """The shape of each of so many tiles: the first axes are one, as few as can be divided."""
+    axes = next(k for k in range(1, len(shape) + 1) if math.prod(shape[:k]) % count == 0)
+    return (math.prod(shape[:axes]) // count, *shape[axes:])

@@ -14,15 +14,17 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from onnxremat.grad.chains import Chain, Chains, Cut, cut_of, lead_of, read_of
+from onnxremat.grad.chains import ELEMENTWISE, Chain, Chains, padded, read_of, tile_of
 from onnxremat.graph.ir import Op
 from onnxremat.graph.traits import is_alias, takeover_inputs
 
-TILE = 1 << 20  # most bytes of a tile of a tensor
+TILE, MOST = 1 << 20, 6 << 20  # bytes of a tile of a tensor: wanted, and at most
 WHOLE = 16  # elements that kernels compute at once: tiles are multiples of so many
-# Picoseconds that a byte takes to or from memory more than to the cache; that a run of the body
-# takes, and each op in it. AMD EPYC (Zen 4), docs/gradients.md.
-BYTE, RUN, CALL = 20.0, 15e6, 4e6
+# Picoseconds that a byte takes to or from memory more than to the nearest cache, and bytes of a
+# tensor from which it does: less stays in a cache further away. What a run of the body takes, and
+# each op in it. Measured on an AMD EPYC (Zen 4), see docs/gradients.md.
+BYTE, FAR, RUN, CALL = 20.0, 10 << 20, 15e6, 4e6
+SURELY = 1.0  # so many times what tiles take has to be saved
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,6 @@ class Part:
         ops: in a topological order.
         inputs: what each tile reads a part of.
         results: what is read outside.
-        cut: elements along the axes that tiles are runs of, and the other axes.
         tiles: how many.
         saved: picoseconds.
     """
@@ -41,7 +42,6 @@ class Part:
     ops: tuple[Op, ...]
     inputs: tuple[str, ...]
     results: tuple[str, ...]
-    cut: Cut
     tiles: int
     saved: float
 
@@ -78,16 +78,27 @@ class _Choice:
         if any(is_alias(op) and op.inputs[0] not in made for op in ops):
             return None
         results = tuple(op.outputs[0] for op in ops if self._outside(op.outputs[0], ops))
-        found = _tiles(chain.cuts, max(self.t.tensors[name].bytes for name in made))
-        if found is None or not self.outputs.isdisjoint(results):
+        widest = max(map(self._bytes, made))
+        elements = max(map(self.t.size, made))
+        count = _tiles(chain.length, widest, elements)
+        if count == 1 or not self.outputs.isdisjoint(results):
             return None
-        count, cut = found
-        read = dict.fromkeys(n for op in ops for n in cut_of(op) if n not in made)
-        inputs = tuple(name for name in read if lead_of(self.t.shape(name), cut) == cut[0])
-        saved = self._saved(ops, {*inputs, *self._roots(ops, results)}, count)
-        if saved <= 0 or not self._takes_no_more(ops, inputs, results):
+        read = dict.fromkeys(n for op in ops for n in self._cut(op, count) if n not in made)
+        inputs = tuple(read)
+        moved = self._moved(ops) - sum(map(self._bytes, {*inputs, *self._roots(ops, results)}))
+        takes = count * (RUN + CALL * len(ops))
+        saved = BYTE * min(1.0, widest / FAR) * moved - takes
+        if saved < SURELY * takes or not self._takes_no_more(ops, inputs, results):
             return None
-        return Part(tuple(ops), inputs, results, cut, count, saved)
+        return Part(tuple(ops), inputs, results, count, saved)
+
+    def _cut(self, op: Op, count: int) -> list[str]:
+        """What each tile reads a part of."""
+        shape = self.t.shape(op.outputs[0])
+        if op.op_type not in ELEMENTWISE:
+            return list(read_of(op))
+        axes = 1 + len(shape) - len(tile_of(shape, count))
+        return [n for n in op.reads if padded(self.t.shape(n), len(shape))[:axes] == shape[:axes]]
 
     def _outside(self, name: str, ops: Sequence[Op]) -> bool:
         """Whether anybody else reads what a part makes."""
@@ -103,11 +114,10 @@ class _Choice:
             shown[op.outputs[0]] = source
         return {shown.get(name, name) for name in names}
 
-    def _saved(self, ops: Sequence[Op], left: Collection[str], count: int) -> float:
-        """Picoseconds that a part in so many tiles saves, where some tensors still are in memory."""
+    def _moved(self, ops: Sequence[Op]) -> int:
+        """Bytes that ops one by one read and write."""
         working = [op for op in ops if not is_alias(op)]
-        moved = sum(self._bytes(name) for op in working for name in (*read_of(op), *op.writes))
-        return BYTE * (moved - sum(map(self._bytes, left))) - count * (RUN + CALL * len(working))
+        return sum(self._bytes(name) for op in working for name in {*read_of(op), *op.writes})
 
     def _bytes(self, name: str) -> int:
         return self.t.tensors[name].bytes
@@ -143,20 +153,16 @@ class _Choice:
         return not is_alias(maker) or self._ends(maker.inputs[0], {*names, maker.name})
 
 
-def _tiles(cuts: Collection[Cut], widest: int) -> tuple[int, Cut] | None:
-    """The fewest tiles that are small enough, and the longest cut that allows them.
+def _tiles(length: int, widest: int, elements: int) -> int:
+    """How many tiles: the fewest that are small enough, or the most that there can be; 1 for none.
 
     Args:
-        widest: bytes of the largest tensor.
+        length: what their number divides.
+        widest: bytes of the largest tensor, of so many ``elements``.
     """
-    found = []
-    for lead, last in cuts:
-        whole = lead * math.prod(last)
-        fits = (k for k in _divisors(lead) if widest <= k * TILE and whole // k % WHOLE == 0)
-        count = next(fits, 1)
-        if count > 1:
-            found.append((count, -lead, (lead, last)))
-    return (min(found)[0], min(found)[2]) if found else None
+    counts = [k for k in _divisors(length) if k > 1 and elements % (k * WHOLE) == 0]
+    count = next((k for k in counts if widest <= k * TILE), max(counts, default=1))
+    return count if widest <= count * MOST else 1
 
 
 def _divisors(number: int) -> list[int]:

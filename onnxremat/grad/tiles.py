@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 import onnx
 from onnx import helper
 
-from onnxremat.grad.chains import REDUCTIONS, Chains, cut_of
+from onnxremat.grad.chains import REDUCTIONS, Chains, read_of, tile_of
 from onnxremat.grad.roles import inherit
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.grad.tile_choice import Part, worthwhile
@@ -32,7 +32,8 @@ def in_tiles(t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:
         ops: in a topological order.
         outputs: tensors that the step returns: these are made as they are.
     """
-    parts = worthwhile(Chains(t, ops), outputs)
+    chains = Chains(t, ops)
+    parts = worthwhile(chains, outputs)
     of = {op.name: part for part in parts for op in part.ops}
     emitted = list[list[Op]]()
     for op in ops:
@@ -40,7 +41,7 @@ def in_tiles(t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:
         if part is None:
             emitted.append([op])
         elif part.ops[-1].name == op.name:
-            emitted.append(_tiled(t, part))
+            emitted.append(_tiled(chains, part))
     return list(_in_order(emitted))
 
 
@@ -63,29 +64,33 @@ def _in_order(groups: Sequence[Sequence[Op]]) -> Iterator[Op]:
                 yield from each
 
 
-def _tiled(t: Tape, part: Part) -> list[Op]:
+def _tiled(chains: Chains, part: Part) -> list[Op]:
     """What makes the results of a part."""
-    last, start = part.ops[-1], len(t.ops)
+    t, last = chains.t, part.ops[-1]
+    start = len(t.ops)
     with t.scope(f"{last.name}/tiles", "backward"):
-        renames = _scan(t, part)
+        renames = _scan(chains, part)
     emitted, t.ops[start:] = t.ops[start:], []
     inherit(emitted, last)
     return [op.renamed(op.name, renames, op.origin) for op in emitted]
 
 
-def _scan(t: Tape, part: Part) -> dict[str, str]:
+def _scan(chains: Chains, part: Part) -> dict[str, str]:
     """Emit the Scan; by what it makes the names that this is to have."""
-    body = _Body(t, part)
+    t, body = chains.t, _Body(chains, part)
     for op in part.ops:
         body.take(op)
-    roots = list(dict.fromkeys(body.names[name] for name in part.results))
-    kinds = [(t.dtype(root), (part.tiles, *t.shape(root))) for root in roots]
+    roots = list(dict.fromkeys(body.roots[name] for name in part.results))
+    kinds = [(t.dtype(root), (part.tiles, *t.shape(body.names[root]))) for root in roots]
     made = t.multi(
         "Scan", body.sliced, kinds, num_scan_inputs=len(body.sliced), body=body.graph(roots)
     )
-    whole = dict(zip(roots, made, strict=True))
-    return {t.op("Reshape", whole[body.names[n]], t.integers(*t.shape(n)), shape=t.shape(n)): n
-            for n in part.results}
+    whole, renames = dict(zip(roots, made, strict=True)), {}
+    for name in part.results:
+        shape = t.shape(name)
+        view = t.op("Reshape", whole[body.roots[name]], t.integers(*shape), shape=shape)
+        renames[view] = name
+    return renames
 
 
 class _Body:
@@ -93,58 +98,68 @@ class _Body:
 
     Attributes:
         sliced: what it takes a tile each of: tensors [tiles, *tile].
-        names: what tensors of the part are called in it; a view has the name of what it shows.
+        names: what tensors of the part are called in it.
+        roots: what tensors that it makes are views of, or are.
     """
 
-    def __init__(self, t: Tape, part: Part) -> None:
-        self.t, self.part = t, part
-        self.rows, self.rank = part.cut[0] // part.tiles, len(part.cut[1])
+    def __init__(self, chains: Chains, part: Part) -> None:
+        self.chains, self.t, self.part = chains, chains.t, part
         self.sliced, self.given = list[str](), list[str]()
         self.nodes = list[onnx.NodeProto]()
-        self.names = dict[str, str]()
+        self.names, self.roots = dict[str, str](), dict[str, str]()
 
     def take(self, op: Op) -> None:
         """Compute an op."""
-        (result,) = op.outputs
+        t, (result,) = self.t, op.outputs
+        inputs = [self._operand(name, op) for name in read_of(op)]
         if is_alias(op):
-            self.names[result] = self.names[op.inputs[0]]
+            self.roots[result] = self.roots[op.inputs[0]]
+            tile = tile_of(t.shape(result), self.part.tiles)
+            if t.shape(inputs[0]) == tile:
+                self.names[result] = inputs[0]
+            else:
+                name = t.fresh(f"{op.name}/tile")
+                self._add(helper.make_node("Reshape", [], [], name), result, inputs, tile)
             return
-        cut = cut_of(op)
-        inputs = [self._operand(name) if name in cut else name for name in op.inputs]
-        if op.op_type in REDUCTIONS:  # tiles may have fewer axes: the last ones are counted back
-            inputs[1] = self.t.integers(*range(-self.t.size(inputs[1]), 0))
+        self.roots[result] = result
         node = onnx.NodeProto()
         node.CopyFrom(op.node)
-        node.name = self.t.fresh(f"{op.name}/tile")
+        node.name = t.fresh(f"{op.name}/tile")
+        if op.op_type in REDUCTIONS:  # axes are counted back: a tile may have fewer of them
+            inputs.append(t.integers(*(k - t.rank(op.inputs[0]) for k in self.chains.axes(op))))
+        self._add(node, result, inputs)
+
+    def _add(
+        self, node: onnx.NodeProto, result: str, inputs: Sequence[str], shape: Shape = ()
+    ) -> None:
+        """Let a node make a tensor, in another shape where one is given."""
+        node.input[:] = [*inputs, self.t.integers(*shape)] if shape else inputs
         self.names[result] = self._declare(result)
-        node.input[:], node.output[:] = inputs, [self.names[result]]
+        node.output[:] = [self.names[result]]
         self.nodes.append(node)
 
-    def _operand(self, name: str) -> str:
-        if name not in self.names:
-            t, last = self.t, self._last(name)
-            if name in self.part.inputs:
-                self.names[name] = self._declare(name)
-                self.given.append(self.names[name])
-                self.sliced.append(t.reshape(name, (self.part.tiles, self.rows, *last)))
-            else:  # the same for all
-                few = t.rank(name) <= 1 + self.rank
-                self.names[name] = name if few else t.reshape(name, last)
-        return self.names[name]
-
-    def _last(self, name: str) -> Shape:
-        """The axes that are not cut."""
-        shape = self.t.shape(name)
-        return ((1,) * (self.rank - len(shape)) + shape)[max(0, len(shape) - self.rank) :]
+    def _operand(self, name: str, op: Op) -> str:
+        if name in self.names:
+            return self.names[name]
+        t, shape = self.t, self.t.shape(name)
+        if name in self.part.inputs:
+            self.names[name] = self._declare(name)
+            self.given.append(self.names[name])
+            self.sliced.append(t.reshape(name, (self.part.tiles, *t.shape(self.names[name]))))
+            return self.names[name]
+        # The same for all tiles, which may have fewer axes.
+        axes = len(tile_of(t.shape(op.outputs[0]), self.part.tiles))
+        return name if len(shape) <= axes else t.reshape(name, shape[len(shape) - axes :])
 
     def _declare(self, name: str) -> str:
         t, tile = self.t, self.t.fresh(f"{name}/tile")
-        return t.declare(tile, t.dtype(name), (self.rows, *self._last(name)))
+        return t.declare(tile, t.dtype(name), tile_of(t.shape(name), self.part.tiles))
 
     def graph(self, results: Sequence[str]) -> onnx.GraphProto:
         """The body, that returns some of what it makes."""
+        returned = [self.names[name] for name in results]
         inputs, outputs = (
             [helper.make_tensor_value_info(n, self.t.dtype(n), self.t.shape(n)) for n in names]
-            for names in (self.given, results)
+            for names in (self.given, returned)
         )
         return helper.make_graph(self.nodes, "tile", inputs, outputs)
