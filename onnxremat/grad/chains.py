@@ -20,7 +20,7 @@ from onnxremat.grad.tape import BROADCAST, Shape, Tape
 from onnxremat.graph.ir import Op
 from onnxremat.graph.traits import is_alias
 
-LEAST = 4 << 20  # bytes of a tensor from which it does not stay in the cache by itself
+LEAST = 8 << 20  # bytes of a tensor from which it does not stay in some cache by itself
 LONGEST = 32  # most ops of a chain
 ELEMENTWISE = BROADCAST | {
     "Abs", "Cast", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log",
