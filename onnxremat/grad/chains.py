@@ -1,9 +1,9 @@
 """Chains of the backward pass that can be computed over tiles: elementwise ops, and sums.
 
-A tile is a run of the same share of the elements of every tensor of a chain, in their order. Into
-how many tiles an op can be cut is a number that has to divide the length of its first axes together:
-those along which all that it reads is as long as what it makes or has length 1, and which it does
-not sum over. Views are part of a chain, whatever their shapes.
+A tile is a run of the same share of the elements of every tensor of a chain, in their order. The
+number of tiles has to divide the length of each op's first axes together: those along which all
+that it reads is as long as what it makes or has length 1, and over which it does not sum. Views are
+part of a chain, whatever their shapes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxremat.grad.assembly import makers_and_readers
 from onnxremat.grad.roles import is_backward

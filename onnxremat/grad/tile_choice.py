@@ -1,11 +1,11 @@
 """Which parts of a chain gain by tiles.
 
 A part is ops of a chain that follow each other. As a Scan over tiles it reads what it needs from
-memory and writes what others need, once each, where its ops one by one read and write all that they
-make; but each run of the body and each op in it takes a time of its own. A Scan holds all that
-it reads and all that it makes at once, and never computes in place; so a part is left as it is where
-that is more than its ops hold one after the other. Of all ways to divide a chain the one is
-taken that saves most.
+memory and writes what others need, once each, where its ops one by one read and write all that
+they make; but each run of the body and each op in it takes a time of its own. A Scan holds all
+that it reads and all that it makes at once, and never computes in place: where that is more than
+the ops hold one after the other, these stay. Of all ways to divide a chain the one is taken that
+saves most.
 """
 
 from __future__ import annotations

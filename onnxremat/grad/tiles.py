@@ -7,7 +7,7 @@ results where they belong, so that nothing is copied; what is made in between ne
 cache, nor takes more memory than a tile. Elements are what they were, bit by bit.
 
 What all tiles read (numbers, weights of features) the body reads from outside. Which chains gain is
-said by :mod:`onnxremat.grad.chains`.
+said by :mod:`onnxremat.grad.tile_choice`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx
 from onnx import helper
 
 from onnxremat.grad.chains import REDUCTIONS, Chains, read_of, tile_of
-from onnxremat.grad.roles import inherit
+from onnxremat.grad.roles import inherit, on_chain
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.grad.tile_choice import Part, worthwhile
 from onnxremat.graph.ir import Op
@@ -46,22 +46,21 @@ def in_tiles(t: Tape, ops: Sequence[Op], outputs: Collection[str]) -> list[Op]:
 
 
 def _in_order(groups: Sequence[Sequence[Op]]) -> Iterator[Op]:
-    """Ops, those that read what a part makes at its end after it."""
+    """All ops. What reads of a part that is made at the place of its last op comes after it."""
     missing = {name for group in groups for op in group for name in op.writes}
     waiting = list[Sequence[Op]]()
     for group in groups:
         waiting.append(group)
-        ready = True
-        while ready:
-            ready = [
-                each for each in waiting
-                if missing.isdisjoint({n for op in each for n in op.reads}.difference(
-                    n for op in each for n in op.writes))
-            ][:1]
-            for each in ready:
-                waiting.remove(each)
-                missing.difference_update(name for op in each for name in op.writes)
-                yield from each
+        while (ready := next((g for g in waiting if _is_ready(g, missing)), None)) is not None:
+            waiting.remove(ready)
+            missing.difference_update(name for op in ready for name in op.writes)
+            yield from ready
+
+
+def _is_ready(group: Sequence[Op], missing: Collection[str]) -> bool:
+    """Whether all is there that some ops read and do not make."""
+    made = {name for op in group for name in op.writes}
+    return not any(n in missing and n not in made for op in group for n in op.reads)
 
 
 def _tiled(chains: Chains, part: Part) -> list[Op]:
@@ -71,7 +70,7 @@ def _tiled(chains: Chains, part: Part) -> list[Op]:
     with t.scope(f"{last.name}/tiles", "backward"):
         renames = _scan(chains, part)
     emitted, t.ops[start:] = t.ops[start:], []
-    inherit(emitted, last)
+    inherit(emitted, next(filter(on_chain, part.ops), last))
     return [op.renamed(op.name, renames, op.origin) for op in emitted]
 
 
