@@ -110,7 +110,8 @@ def test_the_same_bits_in_no_more_memory(name: str, threads: int, block: int) ->
     ):
         np.testing.assert_array_equal(a, b)
     before, after = (simulate(build_graph(step)).live_peak for step in (plain, tiled))
-    assert after <= 1.01 * before, "but for numbers of rows, which may wait a little longer"
+    # Sums of rows and of parts, an eighth of a tensor here, may wait a little longer.
+    assert after <= 1.04 * before
 
 
 def drawn(seed: int) -> str:
