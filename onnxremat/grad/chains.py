@@ -129,8 +129,8 @@ class Chains:
                 return True
             if place in seen or place < first:
                 continue
-            chain = self.of.get(place)
-            together = chain.places if chain and inside.isdisjoint(chain.places) else [place]
+            other = self.of.get(place)
+            together = other.places if other and inside.isdisjoint(other.places) else [place]
             seen.update(together)
             waiting += [k for each in together for k in self._before(each) if k not in seen]
         return False

@@ -57,7 +57,7 @@ def worthwhile(chains: Chains, outputs: Collection[str]) -> list[Part]:
 
 
 class _Choice:
-    def __init__(self, chains: Chains, outputs: Collection[str]) -> None:
+    def __init__(self, chains: Chains, outputs: set[str]) -> None:
         self.chains, self.t, self.outputs = chains, chains.t, outputs
 
     def parts(self, chain: Chain) -> list[Part]:
