@@ -4,8 +4,8 @@ A part is ops of a chain that follow each other. As a Scan over tiles it reads w
 memory and writes what others need, once each, where its ops one by one read and write all that
 they make; but each run of the body and each op in it takes a time of its own. A Scan holds all
 that it reads and all that it makes at once, and never computes in place: where that is more than
-the ops hold one after the other, these stay. Of all ways to divide a chain the one is taken that
-saves most.
+the ops hold one after the other, or more than the largest op of the step, which no plan goes
+below, these stay. Of all ways to divide a chain the one is taken that saves most.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ WHOLE = 16  # elements that kernels compute at once: tiles are multiples of so m
 # each op in it. Measured on an AMD EPYC (Zen 4), see docs/gradients.md.
 BYTE, FAR, RUN, CALL = 20.0, 10 << 20, 15e6, 4e6
 SURELY = 1.0  # so many times what tiles take has to be saved
+LARGEST = 1.05  # times the need of the largest op: sums of rows are made beside the rest
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def worthwhile(chains: Chains, outputs: Collection[str]) -> list[Part]:
 class _Choice:
     def __init__(self, chains: Chains, outputs: set[str]) -> None:
         self.chains, self.t, self.outputs = chains, chains.t, outputs
+        self.most = max((self._needs(op) for op in chains.ops), default=0)
 
     def parts(self, chain: Chain) -> list[Part]:
         """The parts of a chain that save most together."""
@@ -85,7 +87,10 @@ class _Choice:
             return None
         read = dict.fromkeys(n for op in ops for n in self._cut(op, count) if n not in made)
         inputs = tuple(read)
-        moved = self._moved(ops) - sum(map(self._bytes, {*inputs, *self._roots(ops, results)}))
+        needs = sum(map(self._bytes, {*inputs, *self._roots(ops, results)}))
+        if needs > LARGEST * self.most:
+            return None
+        moved = self._moved(ops) - needs
         takes = count * (RUN + CALL * len(ops))
         saved = BYTE * min(1.0, widest / FAR) * moved - takes
         if saved < SURELY * takes or not self._takes_no_more(ops, inputs, results):
@@ -118,6 +123,11 @@ class _Choice:
         """Bytes that ops one by one read and write."""
         working = [op for op in ops if not is_alias(op)]
         return sum(self._bytes(name) for op in working for name in {*read_of(op), *op.writes})
+
+    def _needs(self, op: Op) -> int:
+        """Bytes that an op reads and writes, which have to be there at once."""
+        known = self.t.tensors
+        return sum(known[name].bytes for name in {*op.reads, *op.writes} if name in known)
 
     def _bytes(self, name: str) -> int:
         return self.t.tensors[name].bytes
