@@ -14,6 +14,7 @@ from onnxremat.grad.roles import with_phase
 from onnxremat.grad.scales import with_single_scales
 from onnxremat.grad.settings import Settings
 from onnxremat.grad.tape import Tape
+from onnxremat.grad.tiles import in_tiles
 from onnxremat.graph.ir import Op
 
 
@@ -41,5 +42,7 @@ def finished(
     ops = with_short_sums(t, needed(ops, outputs), outputs, known)
     if settings.blocked:
         ops = in_blocks(t, ops, outputs)
-    ops = with_single_scales(t, ops, known, inputs)
-    return [with_phase(op) for op in needed(ops, outputs)]
+    ops = needed(with_single_scales(t, ops, known, inputs), outputs)
+    if settings.blocked:
+        ops = in_tiles(t, ops, outputs)
+    return [with_phase(op) for op in ops]

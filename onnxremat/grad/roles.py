@@ -63,6 +63,11 @@ def with_phase(op: Op) -> Op:
     return replace(op, node=node)
 
 
+def on_chain(op: Op) -> bool:
+    """Whether an op says that an earlier layer waits for what it makes."""
+    return _said(op.node).get(GRADIENT) == CHAIN
+
+
 def inherit(made: Iterable[Op], replaced: Op) -> None:
     """Ops that stand for another are for the same gradient."""
     gradient = _said(replaced.node).get(GRADIENT)
