@@ -66,6 +66,8 @@ class Chains:
         """Whether an op can be in a chain."""
         if not (is_backward(op) and op.standard) or len(op.outputs) != 1 or op.captures:
             return False
+        if not (op.op_type in ELEMENTWISE | REDUCTIONS or is_alias(op)):
+            return False
         return all(self._known(name) for name in (*read_of(op), *op.outputs))
 
     def _known(self, name: str) -> bool:
