@@ -9,6 +9,7 @@ from typing import Any
 
 from plan_convnets import NETS
 from plan_instances import random_layered, transformer
+from plan_steps import STEPS, training_step
 
 from onnxremat.planner.graph_files import read_graph
 from onnxremat.planner.problem import Problem
@@ -85,10 +86,13 @@ def rows() -> Iterator[Row]:
         yield Row("resnet50", share, 0.05, 60, devices="two")
     yield Row("bert_48", 0.5, 1.0, 300, devices="two", quick=False)
     yield Row("bert_12", 0.5, 0.05, 60, devices="host")
+    for net in STEPS:
+        yield Row(f"step_{net}", 0.5, 1.0, 60, devices="host", quick=False)
 
 
 def load(graph: str, folder: Path | None) -> tuple[Problem, str]:
-    """(problem, ``study`` or ``generated``) of an instance: a net, ``bert_LAYERS``, ``random_N``.
+    """(problem, ``study`` or ``generated``) of an instance: a net, ``bert_LAYERS``, ``random_N``,
+    ``step_MODEL``.
 
     Study files are read where ``folder`` has them; else an instance of the same kind is generated.
 
@@ -100,6 +104,8 @@ def load(graph: str, folder: Path | None) -> tuple[Problem, str]:
     kind, _, number = graph.partition("_")
     if graph in NETS:
         return NETS[graph](), "generated"
+    if kind == "step":
+        return training_step(number), "generated"
     make: dict[str, Callable[[int], Problem]] = {
         "bert": transformer,
         "random": lambda count: random_layered(count, WIDTH[count], seed=1),

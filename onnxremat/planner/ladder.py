@@ -4,7 +4,8 @@
    and the checkpoint rules that take milliseconds, so that there is a plan at once where one of
    them fits; for the makespan list scheduling;
 2. the first relaxation: one cut at the peak, or on several devices the best placement with copies,
-   memory being no matter; its solution read as a schedule;
+   memory being no matter, in several orders; its solution read as a schedule; where a cut proves
+   something of one order alone, cuts that hold for every order;
 3. greedy insertion of recomputations and copies with polish (compiled);
 4. lazy cuts one at a time, each repaired by moving copies, by smaller budgets and by the search,
    annealing between or beside;
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from onnxremat.planner import search
 from onnxremat.planner.baselines.checkpoints import (
@@ -29,13 +31,16 @@ from onnxremat.planner.baselines.checkpoints import (
 from onnxremat.planner.bounds import makespan_bound, misfit, quick_makespan_bound
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.options import PlanOptions
-from onnxremat.planner.order import best_order
+from onnxremat.planner.order import best_order, late_order
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.problem_lists import ProblemLists, reordered
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import peak
 from onnxremat.planner.solution import Solution
 from onnxremat.planner.solvers import Limits
+
+if TYPE_CHECKING:
+    from onnxremat.planner.portfolio import Portfolio
 
 RULES = (articulation, chen_sqrt, every_block, recompute_all)  # mostly from fast and large to lean
 
@@ -200,9 +205,27 @@ def _other_orders(incumbent: Incumbent, lists: ProblemLists) -> list[list[int]]:
     if skeleton is incumbent.problem:
         incumbent.offer(found.order, "best order")
         return [] if found.order == base else [found.order]
-    if found.order == base or found.peak > TUNING.better * peak(skeleton, base):
-        return []
-    return [found.order]
+    orders = [found.order] if found.peak <= TUNING.better * peak(skeleton, base) else []
+    if not incumbent.parallel and skeleton.ops < TUNING.pace * incumbent.limit:
+        orders.append(late_order(plain))
+    return [order for order in orders if order != base]
+
+
+def _placed(incumbent: Incumbent, climbs: Sequence[Portfolio]) -> Portfolio:
+    """The order on several devices in which the best placement can be made to fit at least cost."""
+    best, least = climbs[0], inf
+    for climb in climbs:
+        if incumbent.over():
+            break
+        part = incumbent.part(any_order=True, order=tuple(climb.named))
+        climb.incumbent = climb.lazy.incumbent = part
+        climb.placed()
+        climb.incumbent = climb.lazy.incumbent = incumbent
+        if part.best is not None:
+            incumbent.offer(part.best.schedule, part.best.planner)
+        if part.value < least:
+            best, least = climb, part.value
+    return best
 
 
 def _climb(
@@ -226,19 +249,21 @@ def _climb(
     best = climbs[0]
     if not (several or len(climbs) > 1 or options.method.rung):
         best.begin()
-    if len(climbs) > 1:
+    anyhow = None
+    if not (incumbent.parallel or incumbent.fixed_order or options.method.rung):
+        anyhow = AnyOrder(incumbent, options)
+    if several and anyhow is not None:
+        best = _placed(incumbent, climbs)
+    elif len(climbs) > 1:
         for climb in climbs:
             climb.greedy(quick=several)
         if incumbent.parallel and several:
             climbs[1].listed()
         best = max(climbs, key=lambda climb: climb.merit)
     incumbent.follow(best.named)
-    anyhow = None
-    if not (several or incumbent.fixed_order or options.method.rung):
-        anyhow = AnyOrder(incumbent, options)
-        if not incumbent.closed and best.lazy.tied_at_first:
-            anyhow.begin()
-    if not incumbent.closed:
+    if anyhow is not None and not incumbent.closed and best.lazy.tied_at_first:
+        anyhow.begin(best.last if several else None)
+    if not (incumbent.closed or (several and incumbent.elsewhere)):
         best.run(options.method.rung)
     if anyhow is not None:
         in_other_orders(best, [climb for climb in climbs if climb is not best], options, anyhow)

@@ -221,15 +221,16 @@ class LazyCuts:
     @property
     def tied_at_first(self) -> bool:
         """A cut at the peak proves something of one order alone."""
-        first = self.places.first()
+        cuts = self.places.cuts
+        first = cuts[0] if cuts else self.places.first() if self.problem.devices == 1 else None
         return first is None or not self.places.holds_anywhere(first)
 
     def _tie(self) -> None:
-        """Say whether bounds are of one order that the planner, on one device, may leave; those of
-        the makespan are for every order."""
-        incumbent, alone = self.incumbent, self.problem.devices == 1 and not self.parallel
+        """Say whether bounds are of one order that the planner may leave; those of the makespan are
+        for every order."""
+        incumbent = self.incumbent
         free = self.places.free or incumbent.fixed_order or bool(self.options.method.rung)
-        incumbent.tied = alone and not free
+        incumbent.tied = not (self.parallel or free)
 
     def _excess(self, schedule: Schedule) -> Bytes:
         """Bytes over budget per device, shape (D,)."""

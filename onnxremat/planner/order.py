@@ -9,6 +9,7 @@ op gives the optimum when the search is allowed to finish.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -72,6 +73,35 @@ def best_order(
             order = answer
             best = peak(problem, order)
     return Order(order, best, min(bound, best))
+
+
+def late_order(wiring: ProblemLists) -> list[int]:
+    """The base order with ops put off as long as that raises memory nowhere.
+
+    Seen from the end, where all is turned round: an op takes what it reads, unless something later
+    reads it too, and gives what it writes. One that gives more is run at once.
+    """
+    size, keep, readers = wiring.size[0], wiring.keep, wiring.readers
+    waiting = [len(set(row)) for row in wiring.after]
+    needed = set[int]()
+    open_ = [op for op, count in enumerate(waiting) if count == 0]  # ascending
+    order = list[int]()
+
+    def gives(op: int) -> bool:
+        made = sum(size[v] for v in wiring.writes[op] if readers[v] and not keep[v])
+        taken = sum(size[v] for v in set(wiring.reads[op]) if v not in needed and not keep[v])
+        return taken <= made
+
+    while open_:
+        op = next((op for op in reversed(open_) if gives(op)), open_[-1])
+        open_.remove(op)
+        order.append(op)
+        needed.update(wiring.reads[op])
+        for earlier in set(wiring.before[op]):
+            waiting[earlier] -= 1
+            if waiting[earlier] == 0:
+                insort(open_, earlier)
+    return order[::-1]
 
 
 def _breadth_first(wiring: ProblemLists) -> list[int]:

@@ -174,6 +174,17 @@ class Portfolio:
         else:
             self._take_turns(more)
 
+    def placed(self) -> bool:
+        """Greedy repair once, and the first round on several devices: the best placement, and a
+        cut where that breaks a budget; False where there is nothing more to gain by cuts."""
+        self.greedy(quick=True)
+        return self.round()
+
+    @property
+    def last(self) -> Schedule | None:
+        """The schedule of the last solution of the cuts, in the caller's numbers."""
+        return None if self.lazy.last is None else renamed(self.lazy.last, self.named)
+
     def _pays(self) -> bool:
         """Whether a model can be solved in its share of the time."""
         incumbent = self.incumbent

@@ -16,12 +16,16 @@ from onnxremat.planner.formulations.extract import late_schedule
 from onnxremat.planner.formulations.spans import free_spans
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.options import PlanOptions
+from onnxremat.planner.order import late_order
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.schedule import Schedule
+from onnxremat.planner.semantics import peaks
 from onnxremat.planner.solution import Status
 from onnxremat.planner.solvers import Limits, minimise
 from tests.limits import LONG
+from tests.planner.device_oracle import optimum as device_optimum
+from tests.planner.device_oracle import random_device_problem, random_schedule
 from tests.planner.graphs import late_weights
 from tests.planner.oracle import optimum, random_problem
 
@@ -119,3 +123,36 @@ def test_weights_gradients_at_the_end_are_moved_and_that_is_proven(warm: None) -
     assert found.status is Status.OPTIMAL
     assert found.certificate.any_order
     assert found.time < base.certificate.bound - EPS
+
+
+# ---- several devices -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_proven_on_several_devices_is_true_of_every_order(seed: int, warm: None) -> None:
+    problem = random_device_problem(seed, 4, plain=bool(seed % 3), kept=0.1)
+    schedule = random_schedule(problem, seed)
+    if schedule is None:
+        return
+    budgets = [max(1, int(0.85 * most)) for most in peaks(problem, schedule)]
+    exact = device_optimum(problem, budgets, fixed_order=False)
+    made = Incumbent.of(problem, budgets, WORK)
+    anyhow = AnyOrder(made, WORK)
+    anyhow.climb.lazy.places.tuning = Tuning(loose=1.0)
+    anyhow.begin()
+    assert made.free.seconds <= exact * (1 + EPS)
+    assert made.value >= exact * (1 - EPS)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_ops_are_put_off(seed: int) -> None:
+    """Each op once, behind what it reads; what is large and not read for long is made late."""
+    problem = random_problem(seed, 14, plain=bool(seed % 2))
+    order = late_order(ProblemLists(problem))
+    assert sorted(order) == problem.store_all()
+    assert peak(problem, order) > 0  # the simulator refuses an order that reads what is not there
+
+
+def test_a_large_value_is_made_when_it_is_read() -> None:
+    problem = Problem.plain([1, 9, 5, 1, 1], [1.0] * 5, [[], [0], [0], [2], [1, 3]])
+    assert late_order(ProblemLists(problem)) == [0, 2, 3, 1, 4]

@@ -7,6 +7,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import models
@@ -18,6 +19,7 @@ from onnxremat.planner import incumbent, ladder, other_orders
 from onnxremat.planner.any_order import AnyOrder
 from onnxremat.planner.incumbent import Incumbent
 from onnxremat.planner.lazy_cuts import LazyCuts
+from onnxremat.planner.on_devices import Devices, on_devices
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.planner.portfolio import Portfolio
 from onnxremat.planner.problem import Problem
@@ -53,6 +55,19 @@ def test_a_quicker_order_is_proven_of_all(step: tuple[Problem, int], warm: None)
     assert base.status is found.status is Status.OPTIMAL
     assert found.time < base.time - 0.02 * problem.reference
     assert found.certificate.any_order
+
+
+def test_so_it_is_where_values_can_be_swapped(step: tuple[Problem, int], warm: None) -> None:
+    problem, budget = step
+    nowhere = np.full(problem.ops, np.inf)
+    copying = 0.02 * problem.reference * problem.size[0] / problem.size.max()
+    link = np.broadcast_to(copying, (2, 2, problem.values))
+    swapping = on_devices(problem, Devices(np.asarray([nowhere, problem.cost[0]]), link))
+    budgets = [np.inf, budget]
+    base = ladder.solve(swapping, budgets, replace(WORK, fixed_order=True))
+    found = ladder.solve(swapping, budgets, WORK)
+    assert base.status is found.status is Status.OPTIMAL
+    assert found.time < base.time - 0.02 * problem.reference
 
 
 def test_a_quicker_order_is_found_and_proven(
