@@ -130,16 +130,17 @@ def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Gra
     names = [name for region in regions for name in region.ops]
     graph = shifted_for(graph, names)
     other = any(APART in name or name.endswith(ORDERED) for name in names)
-    wide = _wide(graph) if other else opened_for(graph, names)
-    wide = twice_for(wide, names)
-    known = {op.name for op in wide.ops}
-    for region in regions:
-        if not known.issuperset(region.ops):
-            raise UsageError(
-                "a region of the plan is not in the model",
-                why="the file or the version of onnxruntime is another one",
-                hint="plan again",
-            )
+    near = _wide(graph) if other else opened_for(graph, names)
+    wide = twice_for(near, names)
+    if not {op.name for op in wide.ops}.issuperset(names):
+        # Which images have second makers depends on what else is written out.
+        wide = twice_for(_wide(graph), names)
+    if not {op.name for op in wide.ops}.issuperset(names):
+        raise UsageError(
+            "a region of the plan is not in the model",
+            why="the file or the version of onnxruntime is another one",
+            hint="plan again",
+        )
     return split(wide, regions, channels_per_block(graph), reach_of(graph, folder))
 
 

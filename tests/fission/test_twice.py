@@ -20,6 +20,7 @@ from onnxremat.fission.split import split
 from onnxremat.fission.twice import EITHER, as_first, is_again, is_either, twice, twice_for
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.in_regions import wholes_of, written
 from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import Drawn
 from tests.toolbox import graph_of, run
@@ -216,3 +217,14 @@ def test_a_sum_of_two_images_is_moved_once() -> None:
     for op in made.ops:
         assert there.issuperset(op.reads)
         there.update(op.writes)
+
+
+def test_second_makers_are_found_whatever_is_written_out() -> None:
+    """A region may hold the second maker of an image and nothing of the normalisation it is for."""
+    graph = build_graph(residual())
+    both = wholes_of(graph, analytic_costs(graph), None)[-1].graph
+    maker = next(op for op in both.ops if is_again(op))
+    whole = Region((maker.name,), {maker.outputs[0]: 2}, (1, 1), {})
+    parts = written(graph, [whole], None)
+    for name, values in run(graph).outputs.items():
+        np.testing.assert_allclose(run(parts).outputs[name], values, rtol=1e-4, atol=1e-5)
