@@ -26,12 +26,14 @@ class Tuning:
             1.30 % proven in 3 s; in its own order 2.00 % are optimal).
         several: that share on several devices, where fewer ways lead from one order to another (a
             U-Net step on a GPU at 50 %, swapping: 16.8 % without, 7.3 % with this).
+        brief: share of the limit for it from where no order can gain much any more.
         pace: ops per second of the limit up to which that is begun with.
         later, most: of the time until one order is closed, and of the limit at most, for more.
     """
 
     first: float = 0.1
     several: float = 0.5
+    brief: float = 0.02
     pace: float = 100.0
     later: float = 1.0
     most: float = 0.3
@@ -103,4 +105,6 @@ class AnyOrder:
         climb.incumbent = climb.lazy.incumbent = part
         with climb.beside(bool) if beside else nullcontext():
             while self.more and not part.over():
+                if part.settled:
+                    part.limit = min(part.limit, part.elapsed + TUNING.brief * incumbent.limit)
                 self.more = climb.round() or part.stopped()

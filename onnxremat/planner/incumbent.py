@@ -22,6 +22,7 @@ from onnxremat.planner.solution import Certificate, Solution, Status
 
 NO_LIMIT = 1 << 62  # bytes of a device without a limit
 WORTH = 5e-3  # share of the reference time that a moved first run must gain
+SLIGHT = 1.5e-3  # share of it that no other order gains for which none is looked at
 SLACK = 1e-9  # relative rounding of sums of seconds
 PATIENCE = 4  # times the limit, on a busy machine, until nothing found is nothing found
 SAME = 1e-12  # relative difference of sums of seconds that is none
@@ -216,6 +217,12 @@ class Incumbent:
     def open_gap(self) -> float:
         """Seconds between the best schedule and the bound (``inf`` without a schedule)."""
         return self.value - self.bound
+
+    @property
+    def settled(self) -> bool:
+        """No order, by what is proven of all, gains enough to be looked at."""
+        most = max(self.gap, SLIGHT) * self.total
+        return self.value - self.free.seconds <= most
 
     @property
     def target(self) -> float:

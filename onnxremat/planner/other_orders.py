@@ -49,7 +49,8 @@ def in_other_orders(
     """
     incumbent, pays, others, fresh = climb.incumbent, 1.0, list(others), True
     while incumbent.tied and incumbent.best is not None and not incumbent.stopped():
-        if incumbent.value - incumbent.free.seconds <= incumbent.gap * incumbent.total:
+        if incumbent.settled:
+            anyhow.go_on()  # a moment of it
             return
         settled = incumbent.closed and not incumbent.elsewhere
         if settled and fresh:
