@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.executor import Executor, Kept, Opening
 from onnxremat.execute.read_back import read_sizes, read_waits, sound
-from onnxremat.graph.atomic import atomic
+from onnxremat.graph.atomic import atomic, not_left_empty
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import to_model, write_model
@@ -51,13 +50,8 @@ def export_partitions(made: Deployment, folder: Path) -> list[Path]:
     Raises:
         UsageError: the folder holds other files, or cannot be written.
     """
-    before = folder.is_dir()
-    try:
+    with not_left_empty(folder):
         return _replaced(made, folder, _made_ready(folder))
-    finally:
-        if not before:
-            with suppress(OSError):  # it holds what was written
-                folder.rmdir()
 
 
 def _replaced(made: Deployment, folder: Path, earlier: set[str]) -> list[Path]:

@@ -28,6 +28,7 @@ ELEMENTWISE = BROADCAST | {
     "Sqrt", "Tanh",
 }  # fmt: skip
 REDUCTIONS = frozenset({"ReduceMean", "ReduceSum"})
+COMPUTED = ELEMENTWISE | REDUCTIONS
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Chains:
         """Whether an op can be in a chain."""
         if not (is_backward(op) and op.standard) or len(op.outputs) != 1 or op.captures:
             return False
-        if not (op.op_type in ELEMENTWISE | REDUCTIONS or is_alias(op)):
+        if not (op.op_type in COMPUTED or is_alias(op)):
             return False
         return all(self._known(name) for name in (*read_of(op), *op.outputs))
 
@@ -75,7 +76,7 @@ class Chains:
         return bool(shape is not None and 0 not in shape and not any(map(self.t.varies, shape)))
 
     def _length(self, op: Op) -> int:
-        """What the number of tiles has to divide; 1 where there are none."""
+        """What the number of tiles of an op that fits has to divide; 1 where there are none."""
         shape = self.t.shape(op.outputs[0])
         if is_alias(op):
             return math.prod(shape)
@@ -84,12 +85,9 @@ class Chains:
             while any(each[:axes] not in (shape[:axes], (1,) * axes) for each in own):
                 axes -= 1
             return math.prod(shape[:axes])
-        if op.op_type in REDUCTIONS:
-            shape = self.t.shape(op.inputs[0])
-            # Two sums a tile at least: of a single one onnxruntime adds in another order.
-            length = math.prod(shape[: min(self.axes(op), default=0)])
-            return length // 2 if length % 2 == 0 else 1
-        return 1
+        # Two sums a tile at least: of a single one onnxruntime adds in another order.
+        length = math.prod(self.t.shape(op.inputs[0])[: min(self.axes(op), default=0)])
+        return length // 2 if length % 2 == 0 else 1
 
     def axes(self, op: Op) -> list[int]:
         """Axes that an op reduces, as far as they are known."""

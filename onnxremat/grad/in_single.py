@@ -9,6 +9,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
+from onnxremat.graph.traits import ONNX
+
 SINGLE = onnx.TensorProto.FLOAT
 WRITTEN_IN_SINGLE = frozenset({"MeanVarianceNormalization"})
 
@@ -31,7 +33,7 @@ def between_casts(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_such(node: onnx.NodeProto) -> bool:
-    return node.op_type in WRITTEN_IN_SINGLE and node.domain in ("", "ai.onnx")
+    return node.op_type in WRITTEN_IN_SINGLE and node.domain in ONNX
 
 
 def _cast(node: onnx.NodeProto, kind: int) -> list[onnx.NodeProto]:

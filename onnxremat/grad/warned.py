@@ -33,10 +33,10 @@ def nothing_trained(
     if reached := not reach.isdisjoint(seeds):
         why = "the cotangents stop before any parameter"
     elif stops := _stops(ops, reach, seeds):
+        through = ", ".join(stops)
         why = (
-            f"no gradient goes through {', '.join(stops)}, where every way from a parameter to the "
+            f"no gradient goes through {through}, where every way from a parameter to the loss ends"
         )
-        why += "loss ends"
         hint = "export it without (a model that was quantised: as it was before that)"
     kinds = sorted({op.op_type for op in ops if is_quantising(op.op_type)})
     if kinds:

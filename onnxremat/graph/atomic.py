@@ -49,6 +49,18 @@ def atomic(path: Path) -> Iterator[Path]:
         _UNFINISHED.discard(temporary)
 
 
+@contextmanager
+def not_left_empty(folder: Path) -> Iterator[None]:
+    """A folder that was not there before the block goes again where nothing is in it at the end."""
+    before = folder.exists()
+    try:
+        yield
+    finally:
+        if not before:
+            with suppress(OSError):  # it holds what was written
+                folder.rmdir()
+
+
 def _target(path: Path) -> Path:
     """The file that is written: where a link leads to."""
     try:

@@ -45,8 +45,7 @@ def for_a_trainer(
     with suppress(OnnxrematError):  # a refusal stays one
         written = _written_over(prepared, budget, log)
         known = _least(written, budget, options, log)
-        less = refused.works is None or known.works <= LEANER * refused.works.size
-        if not less:
+        if refused.works is not None and known.works > LEANER * refused.works.size:
             return ""
         keep(written, known, budget.of_peak)
         works = Works.found(known.works, fits=known.fits)

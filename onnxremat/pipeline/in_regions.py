@@ -130,18 +130,21 @@ def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Gra
     names = [name for region in regions for name in region.ops]
     graph = shifted_for(graph, names)
     other = any(APART in name or name.endswith(ORDERED) for name in names)
-    near = _wide(graph) if other else opened_for(graph, names)
-    wide = twice_for(near, names)
-    if not {op.name for op in wide.ops}.issuperset(names):
+    wide = twice_for(_wide(graph) if other else opened_for(graph, names), names)
+    if not (other or _has(wide, names)):
         # Which images have second makers depends on what else is written out.
         wide = twice_for(_wide(graph), names)
-    if not {op.name for op in wide.ops}.issuperset(names):
+    if not _has(wide, names):
         raise UsageError(
             "a region of the plan is not in the model",
             why="the file or the version of onnxruntime is another one",
             hint="plan again",
         )
     return split(wide, regions, channels_per_block(graph), reach_of(graph, folder))
+
+
+def _has(graph: Graph, names: Sequence[str]) -> bool:
+    return {op.name for op in graph.ops}.issuperset(names)
 
 
 def check_parts(

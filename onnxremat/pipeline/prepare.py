@@ -47,7 +47,7 @@ from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, seen_sizes, size_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, files_read, read_source
 from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
-from onnxremat.pipeline.unsplit import AsRead, Unsplit, optimised
+from onnxremat.pipeline.unsplit import AsRead, Unsplit, optimised, peak_of
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
@@ -400,7 +400,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
             baseline = profiled(bound, feeds, options, folder, updates, read)
             took = time.perf_counter() - began
             if lost:
-                came = _peak(given, feeds, options, folder)
+                came = peak_of(given, profiled(to_model(given), feeds, options, folder), folder)
         say_of_runs(took, log)
         if model.functions:
             alone = AsItCame.of(source, bound if forward is None else forward, folder)
@@ -473,12 +473,6 @@ def for_planning(
         outputs=measured.outputs if measured else None,
         lasting=None if settings.split_batch or settings.fission else made.lasting,
     )  # fmt: skip
-
-
-def _peak(graph: Graph, feeds: Feeds, options: Options, folder: Path | None) -> int:
-    """Bytes of weights and values of a graph in a session."""
-    ran = profiled(to_model(graph), feeds, options, folder)
-    return weight_bytes(graph, ran, level=options.level, folder=folder) + ran.live_peak
 
 
 def _feeds(graph: Graph, settings: Settings) -> Feeds | None:

@@ -219,7 +219,7 @@ class Incumbent:
         return self.value - self.bound
 
     @property
-    def settled(self) -> bool:
+    def little_left(self) -> bool:
         """No order, by what is proven of all, gains enough to be looked at."""
         most = max(self.gap, SLIGHT) * self.total
         return self.value - self.free.seconds <= most

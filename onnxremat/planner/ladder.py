@@ -218,9 +218,9 @@ def _placed(incumbent: Incumbent, climbs: Sequence[Portfolio]) -> Portfolio:
         if incumbent.over():
             break
         part = incumbent.part(any_order=True, order=tuple(climb.named))
-        climb.incumbent = climb.lazy.incumbent = part
-        climb.placed()
-        climb.incumbent = climb.lazy.incumbent = incumbent
+        climb.work_for(part)
+        climb.place()
+        climb.work_for(incumbent)
         if part.best is not None:
             incumbent.offer(part.best.schedule, part.best.planner)
         if part.value < least:

@@ -79,10 +79,10 @@ def late_order(wiring: ProblemLists) -> list[int]:
     """The base order with ops put off as long as that raises memory nowhere.
 
     Seen from the end, where all is turned round: an op takes what it reads, unless something later
-    reads it too, and gives what it writes. One that gives more is run at once.
+    reads it too, and gives what it writes. One that gives no less is run at once.
     """
     size, keep, readers = wiring.size[0], wiring.keep, wiring.readers
-    waiting = [len(set(row)) for row in wiring.after]
+    waiting = [len(row) for row in wiring.after]
     needed = set[int]()
     open_ = [op for op, count in enumerate(waiting) if count == 0]  # ascending
     order = list[int]()
@@ -97,7 +97,7 @@ def late_order(wiring: ProblemLists) -> list[int]:
         open_.remove(op)
         order.append(op)
         needed.update(wiring.reads[op])
-        for earlier in set(wiring.before[op]):
+        for earlier in wiring.before[op]:
             waiting[earlier] -= 1
             if waiting[earlier] == 0:
                 insort(open_, earlier)

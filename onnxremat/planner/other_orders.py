@@ -49,7 +49,7 @@ def in_other_orders(
     """
     incumbent, pays, others, fresh = climb.incumbent, 1.0, list(others), True
     while incumbent.tied and incumbent.best is not None and not incumbent.stopped():
-        if incumbent.settled:
+        if incumbent.little_left:
             anyhow.go_on()  # a moment of it
             return
         settled = incumbent.closed and not incumbent.elsewhere
@@ -99,7 +99,7 @@ def _listed(climb: Portfolio, other: Portfolio) -> Portfolio:
     incumbent.offer(found.schedule, found.planner)
     incumbent.raise_bound(part.ordered.seconds, part.ordered.kind, any_order=False)
     incumbent.tied = True
-    trial.incumbent = trial.lazy.incumbent = incumbent  # its cuts go on
+    trial.work_for(incumbent)  # its cuts go on
     return trial
 
 

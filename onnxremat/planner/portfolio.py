@@ -174,11 +174,15 @@ class Portfolio:
         else:
             self._take_turns(more)
 
-    def placed(self) -> bool:
+    def work_for(self, incumbent: Incumbent) -> None:
+        """Offer to another run from here on, and end with it."""
+        self.incumbent = self.lazy.incumbent = incumbent
+
+    def place(self) -> None:
         """Greedy repair once, and the first round on several devices: the best placement, and a
-        cut where that breaks a budget; False where there is nothing more to gain by cuts."""
+        cut where that breaks a budget."""
         self.greedy(quick=True)
-        return self.round()
+        self.round()
 
     @property
     def last(self) -> Schedule | None:

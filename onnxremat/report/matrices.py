@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.errors import UsageError
-from onnxremat.graph.atomic import atomic
+from onnxremat.graph.atomic import atomic, not_left_empty
 from onnxremat.pipeline.planned import Planned
 from onnxremat.schedule.timesteps import Timesteps
 from onnxremat.units import format_bytes
@@ -170,20 +170,15 @@ def write_csv(planned: Planned, folder: Path) -> list[Path]:
         UsageError: the folder is not writable, or holds matrices of a plan over other devices.
         ExhaustedError: the disk is full.
     """
-    tables, before = dict(_tables(planned)), folder.exists()
-    try:
+    tables = dict(_tables(planned))
+    with not_left_empty(folder), ExitStack() as written:
         _prepare(folder, tables)
-        with ExitStack() as written:
-            for name, (head, rows) in tables.items():
-                temporary = written.enter_context(atomic(folder / name))
-                with temporary.open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.writer(file)
-                    writer.writerow(head)
-                    writer.writerows(rows)
-    finally:
-        if not before:
-            with suppress(OSError):  # it holds what was written
-                folder.rmdir()
+        for name, (head, rows) in tables.items():
+            temporary = written.enter_context(atomic(folder / name))
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(head)
+                writer.writerows(rows)
     return [folder / name for name in tables]
 
 
@@ -203,21 +198,30 @@ def _prepare(folder: Path, names: Collection[str]) -> None:
 
 
 def _tables(planned: Planned) -> Iterator[tuple[str, tuple[Sequence[str], Rows]]]:
-    """By the names of their files: columns and rows."""
-    steps, times = planned.steps, range(len(planned.steps.ops))
+    """By the names of their files: columns, and rows that are made as they are written: there are
+    as many as ops, as long as there are ops or values."""
+    steps = planned.steps
     names = set[str]()
     for device in steps.devices:
         name = "".join(letter if letter.isalnum() else "-" for letter in device)
         if name in names:  # of cuda:0 and cuda-0
             name = f"{name}-{len(names)}"
         names.add(name)
-        runs = [[t, *(steps.computed.get((device, t, op), 0) for op in steps.ops)] for t in times]
-        yield f"R-{name}.csv", (["timestep", *steps.ops], runs)
-        held = [[t, *(int((device, t, v) in steps.stored) for v in steps.values)] for t in times]
-        yield f"S-{name}.csv", (["timestep", *steps.values], held)
+        yield f"R-{name}.csv", (["timestep", *steps.ops], _runs(steps, device))
+        yield f"S-{name}.csv", (["timestep", *steps.values], _held(steps, device))
     yield "copies.csv", (["timestep", "value", "from", "to"], steps.copies)
     sizes = [
         [t, op, *(planned.bytes.get((d, t), "") for d in steps.devices)]
         for t, op in enumerate(steps.ops)
     ]
     yield "memory.csv", (["timestep", "op", *steps.devices], sizes)
+
+
+def _runs(steps: Timesteps, device: str) -> Iterator[Sequence[int]]:
+    for t in range(len(steps.ops)):
+        yield [t, *(steps.computed.get((device, t, op), 0) for op in steps.ops)]
+
+
+def _held(steps: Timesteps, device: str) -> Iterator[Sequence[int]]:
+    for t in range(len(steps.ops)):
+        yield [t, *(int((device, t, value) in steps.stored) for value in steps.values)]

@@ -43,16 +43,22 @@ def cuts_of(problem: Problem, budget: int, loose: float = 1.0) -> ChainCuts:
     return ChainCuts(ProblemLists(problem), np.asarray([budget]), tuning=Tuning(loose=loose))
 
 
+def begun(problem: Problem, budgets: int | list[int]) -> Incumbent:
+    """What cuts that hold for every order find and prove, however many ops they leave free."""
+    made = Incumbent.of(problem, budgets, WORK)
+    anyhow = AnyOrder(made, WORK)
+    anyhow.climb.lazy.places.tuning = Tuning(loose=1.0)
+    anyhow.begin()
+    return made
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_proven_is_true_of_every_order(seed: int, warm: None) -> None:
     """However many ops the cuts leave free: the exact optimum over all orders is no less."""
     problem = random_problem(seed, 7, plain=bool(seed % 2))
     budget = middle(problem)
     exact = optimum(problem, budget, fixed_order=False)
-    made = Incumbent.of(problem, budget, WORK)
-    anyhow = AnyOrder(made, WORK)
-    anyhow.climb.lazy.places.tuning = Tuning(loose=1.0)
-    anyhow.begin()
+    made = begun(problem, budget)
     assert made.free.seconds <= exact * (1 + EPS)
     assert made.value >= exact * (1 - EPS)
     assert made.ordered.kind == "store-all"
@@ -136,17 +142,14 @@ def test_what_is_proven_on_several_devices_is_true_of_every_order(seed: int, war
         return
     budgets = [max(1, int(0.85 * most)) for most in peaks(problem, schedule)]
     exact = device_optimum(problem, budgets, fixed_order=False)
-    made = Incumbent.of(problem, budgets, WORK)
-    anyhow = AnyOrder(made, WORK)
-    anyhow.climb.lazy.places.tuning = Tuning(loose=1.0)
-    anyhow.begin()
+    made = begun(problem, budgets)
     assert made.free.seconds <= exact * (1 + EPS)
     assert made.value >= exact * (1 - EPS)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_ops_are_put_off(seed: int) -> None:
-    """Each op once, behind what it reads; what is large and not read for long is made late."""
+    """Each op once, behind what it reads."""
     problem = random_problem(seed, 14, plain=bool(seed % 2))
     order = late_order(ProblemLists(problem))
     assert sorted(order) == problem.store_all()
