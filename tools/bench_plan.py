@@ -237,6 +237,8 @@ def main() -> int:
         row = wanted[0]
         print(json.dumps(measure(row, options.graphs, _asked(row, options))))
         return 0
+    if not wanted:
+        parser.error(f"no row has '{options.only}' in its name; --list names all")
     if options.list:
         print("\n".join(row.name for row in wanted))
         return 0

@@ -364,6 +364,8 @@ def write_model(
                 write_whole(model, weights_from, out)
             else:
                 out.write(model.SerializeToString())
+        if beside:  # a process that ends between the two leaves no old model beside new weights
+            Path(os.path.realpath(target)).unlink(missing_ok=True)
     return [target, *beside]
 
 

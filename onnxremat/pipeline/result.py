@@ -227,7 +227,9 @@ class Result:
         keep = self.prepared.unsplit.files
         if not isinstance(artifact, InOneSession):
             check_writable(target)
-            return write_model(self.model, target, self.prepared.folder, keep)
+            written = write_model(self.model, target, self.prepared.folder, keep)
+            options_path(target).unlink(missing_ok=True)  # of a model that was there before
+            return written
         check_writable(options_path(target))
         written = write_model(self.model, target, artifact.folder, keep)
         return [*written, write_options(target, artifact.options, self.facts())]

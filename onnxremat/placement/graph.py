@@ -20,7 +20,7 @@ from onnxremat.planner.problem import Floats, Rows
 Index = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-SAME = 1e-6  # costs of one node that are nearer than this are one cost
+SAME = 1e-6  # relative: costs of one node that are nearer than this are one cost
 
 
 @dataclass(frozen=True, eq=False)

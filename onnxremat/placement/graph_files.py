@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal, InvalidOperation
-from math import ceil, isfinite
+from math import ceil, isclose, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ class _Reader:
                     raise _MalformedError(f"{name} has {key} {node}, which no node has")
                 ends[side].append(self.index[node])
             tail, value = ends[0][-1], _number(edge, "cost", name)
-            if abs(cost.setdefault(tail, value) - value) > SAME:
+            if not isclose(cost.setdefault(tail, value), value, rel_tol=SAME):
                 raise _MalformedError(
                     f"edges out of node {self.nodes[tail]['id']} have two costs, {cost[tail]:g} "
                     f"and {value:g}; the cost is that of the node's output, one for all readers"

@@ -258,6 +258,14 @@ BAD = {
     "a circle": (with_edge(30, 0), ("has a circle", "node 0", "drop an edge")),
     "backward to forward": (with_edge(99, 20), ("backward node 99 to the forward node 20",)),
     "two costs": (with_edge(10, 40, 2), ("edges out of node 10 have two costs, 1 and 2",)),
+    "two costs in seconds": (
+        {
+            **chain(),
+            "edges": [{**e, "cost": 1e-7 * (i + 1)} for i, e in enumerate(chain()["edges"])]
+            + [{"sourceId": 10, "destId": 40, "cost": 1e-9}],
+        },
+        ("edges out of node 10 have two costs",),
+    ),
     "an id twice": (edited(id=0), ("two nodes have the id 0",)),
     "no such id": (with_edge(10, 11), ("destId 11, which no node has",)),
     "no time": (edited(fpgaLatency=None), ("node 10 has no fpgaLatency",)),

@@ -121,7 +121,7 @@ def test_gpus_are_measured_on_values_that_take_longer_than_a_call(
     detect.memory_traffic.cache_clear()
 
 
-def test_a_step_planned_for_cuda_uses_what_cuda_has() -> None:
+def test_a_step_planned_for_cuda_uses_what_cuda_has(tmp_path: Path) -> None:
     """No training-mode BatchNormalization and no MaxUnpool: else the processor would run them."""
     machine = read_machine("cpu-cuda")
     model = models.build("unet", batch=1, size=16, width=4, levels=2)
@@ -132,6 +132,8 @@ def test_a_step_planned_for_cuda_uses_what_cuda_has() -> None:
     norms = [op for op in ops if op.op_type == "BatchNormalization"]
     assert norms
     assert not any(a.name == "training_mode" and a.i for op in norms for a in op.node.attribute)
+    (tmp_path / "a.onnx.options.json").write_text("of a model for one session, there before")
+    assert made.save(tmp_path / "a.onnx") == list(tmp_path.iterdir())
 
 
 def test_a_gpu_alone_holds_state_and_gets_inputs_first() -> None:

@@ -112,6 +112,26 @@ def test_over_the_limit_they_go_to_a_file_beside_it(
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), numpy_helper.to_array(wanted))
 
 
+def test_a_process_that_ends_between_two_files_leaves_no_old_model_with_new_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_io, "INLINE_LIMIT", 10_000)
+    file, replaced, real = tmp_path / "a.onnx", list[Path](), Path.replace
+    write_model(_model(), file)
+
+    def once(made: Path, place: Path) -> Path:
+        if replaced:
+            raise KeyboardInterrupt
+        replaced.append(place)
+        return real(made, place)
+
+    monkeypatch.setattr(Path, "replace", once)
+    with pytest.raises(KeyboardInterrupt):
+        write_model(_model(), file)
+    assert replaced == [tmp_path / "a.onnx.data"]
+    assert sorted(tmp_path.iterdir()) == replaced  # nothing reads them
+
+
 def test_the_folder_lasts_as_long_as_somebody_holds_it(tmp_path: Path) -> None:
     _, path = _saved(tmp_path)
     _, folder = read_light(path)
