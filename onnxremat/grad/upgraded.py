@@ -16,6 +16,7 @@ ELSEWHERE = "onnxremat.kept"  # where ops are meanwhile that onnx does not know
 PLACES = 11  # opset from which a Resize says how it finds its places
 NO_BATCH = 9  # opset from which a Scan goes through one sequence
 ONE_AXIS = 13  # opset from which a Hardmax works along one axis
+ONE_TYPE = 17  # opset from which a LayerNormalization is ONNX's, and all it reads of one type
 
 
 def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
@@ -58,6 +59,8 @@ def upgraded(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             nodes = [each for node in graph.node for each in _hardmax_as_before(node)]
             del graph.node[:]
             graph.node.extend(nodes)
+    if version < ONE_TYPE <= opset and _has_halves(made):
+        _normalise_in_one_type(made)
     return made
 
 
@@ -125,6 +128,33 @@ def _hardmax_as_before(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         helper.make_node("Hardmax", [rows], [best], name=best, axis=1),
         helper.make_node("Reshape", [best, shape], [y], name=node.name),
     ]
+
+
+def _has_halves(model: onnx.ModelProto) -> bool:
+    half = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    given = (value.type.tensor_type.elem_type in half for value in model.graph.input)
+    stored = (t.data_type in half for graph in graphs(model.graph) for t in graph.initializer)
+    attributes = (each for node in all_nodes(model.graph) for each in node.attribute)
+    cast = (each.name == "to" and each.i in half for each in attributes)
+    return any(given) or any(stored) or any(cast)
+
+
+def _normalise_in_one_type(model: onnx.ModelProto) -> None:
+    """onnxruntime's own LayerNormalization of before may scale halves by float32, which it then
+    returns."""
+    for graph in graphs(model.graph):
+        wide = {t.name for t in graph.initializer if t.data_type == onnx.TensorProto.FLOAT}
+        nodes = list[onnx.NodeProto]()
+        for node in graph.node:
+            if node.op_type == "LayerNormalization" and node.domain in ONNX:
+                x, scale = node.input[:2]
+                if scale in wide:
+                    node.input[0] = f"{node.output[0]}/in_float32"
+                    cast = helper.make_node("CastLike", [x, scale], [node.input[0]])
+                    nodes.append(cast)
+            nodes.append(node)
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def with_metadata(converted: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:

@@ -53,6 +53,16 @@ def test_an_operator_of_onnxruntime_is_brought_along() -> None:
     assert judge.verdict(case) == judge.RIGHT
 
 
+def test_halves_may_be_scaled_by_float32_before_opset_17() -> None:
+    """By onnxruntime's own LayerNormalization, which is not ONNX's."""
+    made = parse("""g (float[1, 1, 4, 3] x) => (float[1, 1, 4, 3] y)
+        <float[3] s = {1, 2, -3}, float[3] b = {0, 1, 2}>
+        { h = Cast <to = 10> (x) y = LayerNormalization(h, s, b) }""")
+    made.opset_import[0].version = 13
+    case = judge.judged(made, [X], stored=True)
+    assert judge.verdict(case) == judge.RIGHT
+
+
 def test_a_domain_that_the_file_does_not_name_is_known() -> None:
     """onnxruntime runs files that use its operators and list no version of them."""
     made = parse("""g (float[1, 1, 4, 3] x) => (float[1, 1, 4, 3] y)
