@@ -31,6 +31,7 @@ from onnxremat.pipeline.within_budget import (
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import named
 from onnxremat.planner.solution import Solution
+from onnxremat.session.process import Beside
 from onnxremat.units import Budget
 
 LITTLE = 0.01  # overhead of the whole batch up to which parts are not tried
@@ -179,14 +180,17 @@ class _Parts:
             if best is None or found.candidate.limit < best[1].candidate.limit:
                 best = parts, found
         assert best is not None
-        lower, why = min((need + self._beside(parts), why) for parts, (need, why) in needs.items())
-        return best[0], replace(best[1], lower=lower, why=why)
+        beside = {parts: self._beside(parts) for parts in needs}
+        leanest = min(needs, key=lambda parts: (needs[parts][0] + beside[parts].total, parts))
+        need, why = needs[leanest]
+        lower = need + beside[leanest].total
+        return best[0], replace(best[1], lower=lower, why=beside_too(why, beside[leanest]))
 
-    def _beside(self, parts: int) -> int:
-        """Bytes beside weights and values in a budget for so many parts. A share of the original's
+    def _beside(self, parts: int) -> Beside:
+        """What is beside weights and values in a budget for so many parts. A share of the original's
         weights and values leaves what is beside them out, however much that is."""
         shared = self.budget.kind == "peak"
-        return (self.prepared if shared else self.splits[parts]).beside.total
+        return (self.prepared if shared else self.splits[parts]).beside
 
     def _needs(self) -> dict[int, tuple[int, str]]:
         """Bytes that no plan of so many parts goes below, and why: of those that are there, and of

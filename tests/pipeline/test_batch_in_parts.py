@@ -462,3 +462,4 @@ def test_a_share_is_refused_by_what_it_counts() -> None:
         plan_best(prepared, parse_budget("0.01x"), PlanOptions(time_limit=LONG))
     said = refused.value.refusal
     assert said.lower <= said.works.fits + prepared.beside.total
+    assert f"beside that {prepared.beside.words}" in said.why  # else the bytes do not add up
