@@ -37,6 +37,7 @@ from onnxremat.pipeline.device_ways import Trials, measured_on, whole_or_in_part
 from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.several_devices import SeveralDevices
 from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.verify import Verification, verify_deployment
@@ -139,7 +140,7 @@ def _line1(name: str, train: bool) -> bool:
     with undisturbed():
         prepared = prepare(
             models.build(name, **SIZES[name]),
-            Settings(threads=1, train=Training() if train else None, fresh=True),
+            _settings(Training() if train else None),
         )
     met = True
     for label, objective in OBJECTIVES.items():
@@ -159,6 +160,12 @@ def _line1(name: str, train: bool) -> bool:
             traceback.print_exc(file=sys.stdout)
             met = False
     return met
+
+
+def _settings(train: Training | None = None) -> Settings:
+    """As ``optimize --devices`` has them: ops that every provider knows."""
+    given = Settings(threads=1, train=train, fresh=True)
+    return settings_over_devices(the_machine("cpu-openvino"), given)[1]
 
 
 def the_machine(label: str) -> Machine:
@@ -263,7 +270,7 @@ def _branches() -> bool:
     with undisturbed():
         prepared = prepare(
             models.build("inception", batch=8, size=224),
-            Settings(threads=1, target="onnxruntime", fresh=True),
+            _settings(),
         )
         tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     longest = _longest_path(prepared.graph, tables[machine.names[0]])
@@ -296,7 +303,7 @@ def _longest_path(graph: Graph, costs: CostTable) -> float:
 
 def _held_by_two(name: str) -> bool:
     machine = the_machine("cpu-2x1-state")
-    settings = Settings(threads=1, train=Training(optimizer="adamw"), fresh=True)
+    settings = _settings(Training(optimizer="adamw"))
     with undisturbed():
         prepared = prepare(models.build(name, **SIZES[name]), settings)
         tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))

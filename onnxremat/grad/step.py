@@ -14,7 +14,7 @@ from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UsageError
-from onnxremat.grad.assembly import named
+from onnxremat.grad.assembly import named, needed
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
@@ -312,7 +312,10 @@ class _Builder:
         trained = {*self.parameters, *(entry.name for entry in self.statistics)}
         known = (*self.graph.model.graph.initializer, *t.initializers)
         stored = {*self.weights, *(tensor.name for tensor in known)}
-        readers = Readers((*walked.forward, *t.ops), stored - trained)
+        # A product whose transpose was made in its place is left out later: none waits for it.
+        read = {name for op in walked.forward for name in op.reads}
+        results = {*walked.gradients.values(), *self.outputs.values(), *read}
+        readers = Readers((*walked.forward, *needed(t.ops, results)), stored - trained)
 
         def late(name: str) -> Sequence[str]:
             return readers.late(name, walked.gradients[name]) if self.settings.in_place else ()

@@ -183,6 +183,17 @@ def test_updates_in_place_change_nothing(name: str) -> None:
     assert not differing
 
 
+@pytest.mark.parametrize("name", ["resnet20", "squeezenet", "gpt2"])
+def test_nothing_is_computed_to_be_waited_for_alone(name: str) -> None:
+    """An update in place waits for the readers of a parameter: by the sizes of what they make. One
+    whose result nobody else reads is no reader."""
+    made = differentiate(models.build(name, **SMALL[name]), optimizer="sgd").graph
+    read = {value for node in made.node if node.op_type != "Size" for value in node.input}
+    read |= {value.name for value in made.output}
+    idle = [node.name for node in made.node if read.isdisjoint(node.output)]
+    assert not idle
+
+
 def test_portable_graph_gives_the_same_gradients() -> None:
     """Without training-mode BatchNormalization and without the extra LayerNormalization outputs."""
     for name in ("resnet18", "vit"):
