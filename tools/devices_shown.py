@@ -137,11 +137,6 @@ def show(names: Sequence[str] = ()) -> bool:
 
 def _line1(name: str, train: bool) -> bool:
     mode = "step" if train else "infer"
-    with undisturbed():
-        prepared = prepare(
-            models.build(name, **SIZES[name]),
-            _settings(Training() if train else None),
-        )
     met = True
     for label, objective in OBJECTIVES.items():
         machine = the_machine(label)
@@ -149,6 +144,9 @@ def _line1(name: str, train: bool) -> bool:
         if absent:
             print(f"{name:<10}{mode:<6}{label:<14}not here: {absent[0]}", flush=True)
             continue
+        settings = _settings(machine, Training() if train else None)
+        with undisturbed():
+            prepared = prepare(models.build(name, **SIZES[name]), settings)
         try:
             row = _within_shares(name, mode, prepared, machine, objective)
             print(row, flush=True)
@@ -162,10 +160,9 @@ def _line1(name: str, train: bool) -> bool:
     return met
 
 
-def _settings(train: Training | None = None) -> Settings:
-    """As ``optimize --devices`` has them: ops that every provider knows."""
-    given = Settings(threads=1, train=train, fresh=True)
-    return settings_over_devices(the_machine("cpu-openvino"), given)[1]
+def _settings(machine: Machine, train: Training | None = None) -> Settings:
+    """As ``optimize --devices`` has them."""
+    return settings_over_devices(machine, Settings(threads=1, train=train, fresh=True))[1]
 
 
 def the_machine(label: str) -> Machine:
@@ -270,7 +267,7 @@ def _branches() -> bool:
     with undisturbed():
         prepared = prepare(
             models.build("inception", batch=8, size=224),
-            _settings(),
+            _settings(machine),
         )
         tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))
     longest = _longest_path(prepared.graph, tables[machine.names[0]])
@@ -303,7 +300,7 @@ def _longest_path(graph: Graph, costs: CostTable) -> float:
 
 def _held_by_two(name: str) -> bool:
     machine = the_machine("cpu-2x1-state")
-    settings = _settings(Training(optimizer="adamw"))
+    settings = _settings(machine, Training(optimizer="adamw"))
     with undisturbed():
         prepared = prepare(models.build(name, **SIZES[name]), settings)
         tables = device_costs(prepared.graph, machine, prepared.feeds, Measuring(prepared.folder))

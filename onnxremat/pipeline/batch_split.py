@@ -187,8 +187,8 @@ class _Parts:
         return best[0], replace(best[1], lower=lower, why=beside_too(why, beside[leanest]))
 
     def _beside(self, parts: int) -> Beside:
-        """What is beside weights and values in a budget for so many parts. A share of the original's
-        weights and values leaves what is beside them out, however much that is."""
+        """What is beside weights and values in a budget for so many parts. A share of the
+        original's weights and values leaves what is beside them out, however much that is."""
         shared = self.budget.kind == "peak"
         return (self.prepared if shared else self.splits[parts]).beside
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxremat.device.machine import PROVIDERS, Machine
+from onnxremat.device.machine import PROVIDERS, STORAGE, Machine
+from onnxremat.ort.offline import HOST, PORTABLE
 from onnxremat.pipeline.prepare import AUTO, Settings
 from onnxremat.session.process import UPDATES
 
 
 def settings_over_devices(machine: Machine, settings: Settings) -> tuple[Machine, Settings]:
     """The machine, and the settings, as such a plan is made."""
-    if settings.target == AUTO:
-        settings = replace(settings, target="portable")  # for every provider
+    if settings.target == AUTO:  # operators that every provider knows, or the processor's own
+        computing = {device.provider for device in machine.devices} - {STORAGE}
+        target = HOST if computing == {PROVIDERS["cpu"]} else PORTABLE
+        settings = replace(settings, target=target)
     if UPDATES in settings.not_counted:
         left = tuple(part for part in settings.not_counted if part != UPDATES)
         settings = replace(settings, not_counted=left)  # devices always update in place
