@@ -74,7 +74,7 @@ TOY = (
     {"batch": 8, "size": 16, "width": 8, "blocks": 1},
 )  # stands in for every net of images
 SEQUENCES = ("bert", "gpt2", "vit")
-PLAN_SECONDS, TINY_WORK = 10.0, 40
+PLAN_SECONDS, TINY_WORK = 10.0, 160
 COST_SECONDS = 20.0  # for measuring ops; the rest is estimated
 BENCH_SECONDS = 4.0
 

@@ -21,15 +21,17 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.site import Site
+from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.makespan import makespan
 from onnxremat.planner.methods import plan_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.problem import Problem
+from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import named
 from onnxremat.planner.schedule import Schedule
-from onnxremat.planner.semantics import seconds
+from onnxremat.planner.semantics import peaks, seconds
 from onnxremat.planner.solution import Certificate, Solution, Status
 from onnxremat.units import format_bytes
 
@@ -101,7 +103,7 @@ class SeveralDevices:
         options = replace(
             options, objective=self.site.objective, fixed_order=self.prepared.settings.fixed_order
         )
-        found = plan_by(model.problem, budgets, options, warm)
+        found = self._read(plan_by(model.problem, budgets, options, warm), aim)
         if found.schedule is None or not aim.price:
             return found
         return replace(  # judged without the price
@@ -109,6 +111,24 @@ class SeveralDevices:
             time=seconds(self.model.problem, found.schedule),
             makespan=makespan(self.model.problem, found.schedule, self.budgets(aim)),
         )
+
+    def _read(self, found: Solution, aim: Aim) -> Solution:
+        """Without first runs of which nothing is read; where some go, that is another order, of
+        which a proof for one order says nothing."""
+        problem, before = self.model.problem, found.schedule
+        if before is None or self.prepared.settings.fixed_order:
+            return found
+        after = without_unread(ProblemLists(problem), before, first_runs=True)
+        if after.steps == before.steps:
+            return found
+        leaner = replace(
+            found,
+            schedule=after,
+            time=seconds(problem, after),
+            makespan=makespan(problem, after, self.budgets(aim)),
+            peaks=tuple(int(most) for most in peaks(problem, after)),
+        )
+        return bounded(problem, leaner, found, self.gap)
 
     def start(self, found: Solution) -> Schedule | None:
         """Its schedule."""

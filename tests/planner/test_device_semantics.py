@@ -320,3 +320,21 @@ def test_copy_seconds_are_latency_and_bytes_over_bandwidth() -> None:
     assert took[0, 1].tolist() == [3.0, 1.0]
     assert np.isinf(took[1, 0]).all()
     assert np.isinf(took[0, 0]).all()
+
+
+def test_first_runs_of_which_nothing_is_read_may_go() -> None:
+    """The schedule stays one, takes no more of anything, and runs every op."""
+    fewer = 0
+    for seed in range(150):
+        problem = random_device_problem(seed, 12, devices=1 + seed % 3, kept=0.1)
+        schedule = random_schedule(problem, seed)
+        if schedule is None:
+            continue
+        lists = ProblemLists(problem)
+        before = without_unread(lists, schedule)
+        after = without_unread(lists, schedule, first_runs=True)
+        assert (peaks(problem, after) <= peaks(problem, before)).all()
+        assert seconds(problem, after) <= seconds(problem, before)
+        assert set(after.sequence) == set(range(problem.ops))
+        fewer += len(after.steps) < len(before.steps)
+    assert fewer > 10

@@ -252,22 +252,32 @@ class _Reader:
         return tuple(placed)
 
 
-def without_unread(lists: ProblemLists, schedule: Schedule) -> Schedule:
-    """Drop second runs and copies of which nothing is read, until none is left."""
+def without_unread(
+    lists: ProblemLists, schedule: Schedule, *, first_runs: bool = False
+) -> Schedule:
+    """Drop second runs and copies of which nothing is read, until none is left.
+
+    Args:
+        first_runs: first runs of ops that run again, too: where all have to run first in one order,
+            some do so for nobody, and onnxruntime would hold what they make to the end.
+    """
     steps = list(schedule.steps)
     while True:
-        used = _used(lists, steps, schedule.placement)
+        used = _used(lists, steps, schedule.placement, first_runs)
         kept = [move for move, flag in zip(steps, used, strict=True) if flag]
         if len(kept) == len(steps):
             return Schedule(tuple(kept), schedule.placement)
         steps = kept
 
 
-def _used(lists: ProblemLists, steps: Sequence[Step], placement: Sequence[int]) -> list[bool]:
-    """Steps that run an op first or make an instance that is read or held."""
+def _used(
+    lists: ProblemLists, steps: Sequence[Step], placement: Sequence[int], first_runs: bool
+) -> list[bool]:
+    """Steps that make an instance that is read or held, or run an op first; of these, where first
+    runs may go, only what keeps every op."""
     used = [False] * len(steps)
     born: dict[tuple[int, int], int] = {}
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
     keep = lists.keep
     for step, (item, device, source) in enumerate(steps):
         for value in lists.reads[item] if source == RUN else (item,):
@@ -282,8 +292,11 @@ def _used(lists: ProblemLists, steps: Sequence[Step], placement: Sequence[int]) 
             born[device, value] = step
             used[step] = used[step] or held
         if first:
-            seen.add(item)
-            used[step] = True
+            seen[item] = step
+    runs = zip(used, steps, strict=True)
+    kept = {move.item for flag, move in runs if flag and move.source == RUN and first_runs}
+    for item, step in seen.items():
+        used[step] = used[step] or item not in kept
     return used
 
 
