@@ -24,4 +24,3 @@ def dropout(call: Call) -> Cotangents:
         return call.only(call.dy)
     mask = call.extra(1, T.BOOL, call.out_shape)
     return call.only(t.mask(mask, t.mul(call.dy, gain_of(1.0 - ratio))))
-
