@@ -16,6 +16,7 @@ from onnxremat.grad.forward import read_forward
 from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import Loss, loss_of
 from onnxremat.grad.one_by_one import single_reductions
+from onnxremat.grad.prediction import activation_last
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.sized_at_run import sized_at_run
@@ -62,6 +63,8 @@ def _prediction(
     """The part of a forward pass of a model that makes a tensor."""
     # The graph has big weights as inputs.
     stored = {t.name: t for t in (*graph.model.graph.initializer, *model.graph.initializer)}
+    for output in graph.outputs if prediction not in graph.producer else ():
+        graph = activation_last(graph, output)
     strange = sorted(name for name in held if name not in stored and name not in graph.inputs)
     if strange or prediction not in graph.producer:
         raise UsageError(

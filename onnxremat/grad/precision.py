@@ -94,8 +94,9 @@ def check_precision(precision: str) -> None:
 
 
 def autocast(
-    graph: Graph, precision: str, weights: Collection[str], parameters: Collection[str]
-) -> Autocast:
+    graph: Graph, precision: str, weights: Collection[str], parameters: Collection[str],
+    read: Collection[str] = (),
+) -> Autocast:  # fmt: skip
     """A forward graph in mixed precision.
 
     Args:
@@ -103,6 +104,7 @@ def autocast(
         precision: ``fp16`` or ``bf16``; ``fp32`` changes nothing.
         weights: initializers of the model.
         parameters: those that are, or were, learned.
+        read: tensors that the loss reads in float32.
 
     Raises:
         UsageError: the model has no float32 weights.
@@ -115,7 +117,7 @@ def autocast(
             why="mixed precision keeps parameters in float32 and casts them itself",
             hint="convert the model to float32 first, or leave --precision out",
         )
-    return _Caster(graph, HALVES[precision], weights, parameters).run()
+    return _Caster(graph, HALVES[precision], weights, parameters).run((*graph.outputs, *read))
 
 
 class _Caster:
@@ -137,14 +139,14 @@ class _Caster:
         real = {name for name in self.moving if self.tensors[name].dtype == T.FLOAT}
         self.grounded = real | set(parameters)
 
-    def run(self) -> Autocast:
-        """The whole graph; outputs keep their type."""
+    def run(self, kept: Collection[str]) -> Autocast:
+        """The whole graph; some tensors are there in their own type."""
         for op in self.graph.ops:
             for reached in (self.moving, self.grounded):
                 if not reached.isdisjoint(op.reads):
                     reached.update(op.writes)
             self.ops += self._cast(op)
-        self.ops += [cast for name in self.graph.outputs for cast in self._widened(name)]
+        self.ops += [cast for name in kept for cast in self._widened(name)]
         graph = self.graph.with_ops(self.ops, self.tensors)
         if self.extra:
             model = onnx.ModelProto()

@@ -28,12 +28,13 @@ from onnxremat.grad.forward import (
     trained_norms,
 )
 from onnxremat.grad.labels import without_labels
-from onnxremat.grad.losses import Loss, check_prediction, find_loss, settings_of
+from onnxremat.grad.losses import check_prediction, find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
 from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss, with_pieces
 from onnxremat.grad.precision import OPSETS, autocast
+from onnxremat.grad.prediction import Compared, compared
 from onnxremat.grad.roles import mark_gradients, varying
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.scaling import EXPONENT, dynamic_scale, only_finite
@@ -145,7 +146,10 @@ class _Builder:
         graph, self.statistics = train_statistics(graph, norms)
         graph = train_dropout(graph) if settings.dropout else without_dropout(graph)
         parameters = {*self.parameters, *self.stock.learned}
-        self.cast = autocast(graph, settings.precision, self.weights, parameters)
+        self.compared = self._compared(graph)
+        graph = self.compared.graph if self.compared else graph
+        read = [self.compared.name] if self.compared else []
+        self.cast = autocast(graph, settings.precision, self.weights, parameters, read)
         self.graph = self.cast.graph
         taken = [op.name for op in self.graph.ops] + list(self.weights)
         self.tape = Tape(self.graph.tensors, graph.opsets[""], taken, settings.blocked)
@@ -160,6 +164,14 @@ class _Builder:
         if self.settings.batch_norm != "train":
             return set(), []
         return trained_norms(graph, self.parameters, self.stock.learned, self.weights)
+
+    def _compared(self, graph: Graph) -> Compared | None:
+        """What the loss compares; None where the model computes it."""
+        if self.settings.loss_output is not None:
+            return None
+        loss, output = find_loss(self.settings.loss), self.settings.prediction or graph.outputs[0]
+        check_prediction(graph.tensors, output, graph.outputs)
+        return compared(graph, output, loss)
 
     def build(self) -> onnx.ModelProto:
         """The whole step."""
@@ -199,9 +211,10 @@ class _Builder:
             with t.scope("grad/loss", "backward"):
                 seed = t.constant([1.0], t.dtype(name))
                 return {name: self._scaled(t.reshape(seed, t.shape(name)))}
-        loss = find_loss(self.settings.loss)
+        assert self.compared is not None
+        loss, prediction = self.compared.loss, self.compared.name
+        self.prediction = prediction
         self.loss_kind, self.loss_settings = type(loss).__name__, settings_of(loss)
-        prediction = self.prediction = self._prediction(loss)
         dtype, shape = loss.target(t.shape(prediction), t.dtype(prediction))
         self.classes = loss.classes(t.shape(prediction))
         self.target = t.declare(t.fresh(TARGET), dtype, shape)
@@ -210,21 +223,6 @@ class _Builder:
             self.outputs[self.loss] = loss.value(t, prediction, self.target)
         with t.scope("grad/loss", "backward"):
             return {prediction: self._scaled(loss.cotangent(t, prediction, self.target))}
-
-    def _prediction(self, loss: Loss) -> str:
-        name = self.settings.prediction or self.graph.outputs[0]
-        check_prediction(self.tape, name, self.graph.outputs)
-        # A final activation belongs to the loss; look for it through reshapes.
-        while name in self.graph.producer:
-            op = self.graph.ops[self.graph.producer[name]]
-            if op.op_type in loss.activations:
-                return op.inputs[0]
-            if op.op_type not in ("Identity", "Squeeze", "Flatten", "Reshape"):
-                break
-            if self.tape.shape(op.inputs[0]) != self.tape.shape(name):
-                break
-            name = op.inputs[0]
-        return self.settings.prediction or self.graph.outputs[0]
 
     def _scaled(self, cotangent: str) -> str:
         self.scale, t = "", self.tape
@@ -429,7 +427,8 @@ class _Builder:
         still = [entry.name for entry in moved if entry.keep == 1.0]
         found = warnings_of(self.stock, self.rows, self.resting, still)
         found += tuple(of_bodies(self.graph.ops, self.parameters, self.settings))
-        self.warnings = (*found, *self.sizes.fixed.values())
+        doubts = [self.compared.doubt] if self.compared and self.compared.doubt else []
+        self.warnings = (*found, *doubts, *self.sizes.fixed.values())
 
     def _frame(
         self, ops: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str], read: set[str]
