@@ -18,7 +18,8 @@ W = np.array([[0.5, -1.0, 2.0], [1.5, 0.3, -0.7]], np.float32)
 X = np.array([[1, 2], [-1, 0.5], [0.3, -2], [2, 1]], np.float32)
 LOGITS = X @ W
 STORED = """<float[2, 3] w = {0.5, -1, 2, 1.5, 0.3, -0.7}, int64[1] flat = {12},
-    int64[3] rows = {2, 2, 3}, int64[1] one = {1}, int64[1] two = {2}, float low = {0.01}, float high = {0.99}>"""
+    int64[3] rows = {2, 2, 3}, int64[1] one = {1}, int64[1] two = {2},
+    float low = {0.01}, float high = {0.99}>"""
 
 
 def net(nodes: str, result: str = "float[4, 3] y") -> onnx.ModelProto:
