@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import itemgetter
 
 import numpy as np
@@ -16,6 +16,7 @@ from onnxremat.grad.added import added
 from onnxremat.grad.call import Call
 from onnxremat.grad.hidden import hiding, shown
 from onnxremat.grad.precision import NORMS, SINGLE
+from onnxremat.grad.roles import varying
 from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Graph, Op
@@ -60,6 +61,7 @@ class Walk:
         variant_of: variant of an op's rule, None for the default.
         sources: 16-bit tensor by the float32 tensor that was cast from it or to it: rules read
             the latter through a Cast of their own, so that it need not be kept.
+        data: inputs that change from run to run; None where that is not known.
         due: when each op can go back, where that is not in the reverse of their order: its
             contributions to cotangents are added up in this order, once all are there. Else each
             is added to those before it.
@@ -73,7 +75,9 @@ class Walk:
         variant_of: Callable[[Op], str | None] = lambda _: None,
         sources: Mapping[str, str] | None = None,
         due: Mapping[str, int] | None = None,
+        data: Collection[str] | None = None,
     ) -> None:
+        self._data = data
         self._ops, self._tape, self._opsets = graph.ops, tape, graph.opsets
         self.constant_of, self._variant_of = constant_of, variant_of
         self._sources = sources or {}
@@ -235,6 +239,15 @@ class Walk:
     ) -> Walk:
         """A walk over a body of one of the ops, by the same rules."""
         return Walk(graph, tape, constant_of, self._variant_of)
+
+    @cached_property
+    def _varying(self) -> set[str]:
+        return varying(self._ops, self._data or ())
+
+    def is_still(self, name: str) -> bool:
+        """Whether a tensor is made of parameters and constants alone, so that it may be the same
+        number step after step."""
+        return self._data is not None and name not in self._varying
 
     @property
     def opsets(self) -> Mapping[str, int]:

@@ -259,8 +259,7 @@ class _Builder:
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
         walk = self._walker(self.tape, self._chosen(seeds))
         walked = walk.run(seeds, self.parameters)
-        data = {*self.graph.inputs}.difference(self.weights, self.parameters)
-        layers = varying(self.graph.ops, data) & walk.gradient_of.keys()
+        layers = varying(self.graph.ops, self._data.difference(self.parameters)) & walk.gradient_of.keys()
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
@@ -270,7 +269,11 @@ class _Builder:
 
     def _walker(self, tape: Tape, variant_of: Callable[[Op], str | None]) -> Walk:
         graph, known = self.graph, Constants(self.graph, self.parameters)
-        return Walk(graph, tape, known, variant_of, self.cast.sources, self.due)
+        return Walk(graph, tape, known, variant_of, self.cast.sources, self.due, self._data)
+
+    @property
+    def _data(self) -> set[str]:
+        return {*self.graph.inputs}.difference(self.weights)
 
     def _chosen(self, seeds: Mapping[str, str]) -> Callable[[Op], str | None]:
         """The variant of each op's rule: as asked for, else the one that keeps least."""

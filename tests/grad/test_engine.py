@@ -356,3 +356,18 @@ def test_nothing_is_divided_by_zero_on_the_way_back(text: str, want: float) -> N
     (found,) = session.run(["w.grad"], {"x": np.ones((1, 3), np.float32),
                                         "w": np.zeros((1, 3), np.float32)})  # fmt: skip
     np.testing.assert_array_equal(found, np.full((1, 3), want, np.float32))
+
+
+def test_a_parameter_at_its_bound_can_leave_it() -> None:
+    """As in PyTorch; data at a bound pass nothing, as a rectifier's."""
+    model = parse("""g (float[3] x) => (float[3] y)
+        <float[3] w = {0, 1, 0.5}, float[3] v = {1, 1, 1}, float lo = {0}, float hi = {1}> {
+        c = Clip(w, lo, hi) m = Mul(x, v) d = Clip(m, lo, hi) y = Mul(c, d) }""")
+    step = differentiate(model, loss="mse", optimizer=None, trainable=["w", "v"])
+    feeds = {"x": np.array([0.5, 1, 0.5], np.float32), "labels": np.full(3, 2, np.float32)}
+    feeds |= {"w": np.array([0, 1, 0.5], np.float32), "v": np.ones(3, np.float32)}
+    results = ReferenceEvaluator(step).run(None, feeds)
+    found = dict(zip(["loss", "w.grad", "v.grad"], results, strict=True))
+    error = 2 * (feeds["w"] * feeds["x"] - 2) / 3
+    np.testing.assert_allclose(found["w.grad"], error * feeds["x"], rtol=1e-6)
+    np.testing.assert_allclose(found["v.grad"], error * feeds["w"] * feeds["x"] * [1, 0, 1], 1e-6)

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from onnxremat.grad.call import Call
+from onnxremat.grad.marks import reading_of
 from onnxremat.grad.registry import Cotangents, vjp
 
 
@@ -196,12 +197,14 @@ def erf(call: Call) -> Cotangents:
     return [t.mul(call.dy, t.mul(bell, 2.0 / math.sqrt(math.pi)))]
 
 
-@vjp("Clip", variant="output", reads="x1 x2 y0")
+@vjp("Clip", variant="output", reads="x0 x1 x2 y0")
 def clip_output(call: Call) -> Cotangents:
     """y = min(max(x, lo), hi). dx = dy strictly between the bounds; a bound gets dy where y is it,
     the upper one alone where the lower is not below it.
 
-    Reads only the result, so that x may die; where x equals a bound the bound gets dy.
+    Reads only the result, so that x may die; where x equals a bound the bound gets dy. But of an x
+    that no data enter it gets dy itself, as in PyTorch: a parameter that begins at a bound would
+    never leave it.
     """
     return _clip(call, call.y)
 
@@ -214,9 +217,13 @@ def clip_input(call: Call) -> Cotangents:
 
 def _clip(call: Call, value: str) -> Cotangents:
     t, low, high = call.tape, call.input(1), call.input(2)
+    within, beyond = ("Greater", "Less"), ("LessOrEqual", "GreaterOrEqual")
+    closed = call.walk.is_still(call.x) and not _is_rectifier(call)
+    if closed:
+        value, within, beyond = call.x, beyond[::-1], within[::-1]
     inside = [
         t.compare(kind, value, bound)
-        for kind, bound in (("Greater", low), ("Less", high))
+        for kind, bound in zip(within, (low, high), strict=True)
         if bound is not None
     ]
     out: list[str | None] = [call.dy, None, None]
@@ -225,16 +232,22 @@ def _clip(call: Call, value: str) -> Cotangents:
         out[0] = t.mask(both, call.dy) if call.need(0) else None
     crossed = None  # then y is the upper bound, wherever x is
     if low is not None and high is not None and (call.need(1) or call.need(2)):
-        crossed = t.compare("GreaterOrEqual", low, high)
+        crossed = t.compare(beyond[1], low, high)
     if low is not None and call.need(1):
-        below = t.compare("LessOrEqual", value, low)
+        below = t.compare(beyond[0], value, low)
         below = below if crossed is None else t.op("And", below, t.op("Not", crossed))
         out[1] = t.mask(below, call.dy)
     if high is not None and call.need(2):
-        above = t.compare("GreaterOrEqual", value, high)
+        above = t.compare(beyond[1], value, high)
         above = above if crossed is None else t.op("Or", above, crossed)
         out[2] = t.mask(above, call.dy)
     return out[: len(call.op.inputs)]
+
+
+def _is_rectifier(call: Call) -> bool:
+    """Whether the file says that it is one, whose slope PyTorch has as 0 at its bounds."""
+    about = reading_of(call.op.node)
+    return about is not None and any(kind in about.call for kind in ("hardtanh", "relu6"))
 
 
 def _register_functions() -> None:
