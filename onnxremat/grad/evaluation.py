@@ -22,6 +22,7 @@ from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.grad.unfold import apply_restored
+from onnxremat.grad.update import wide_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 
@@ -114,7 +115,8 @@ def score_graph(loss: Loss, shape: Shape, dtype: int) -> onnx.ModelProto:
     t.declare("prediction", dtype, shape)
     t.declare("target", *loss.target(shape, dtype))
     with t.scope("score", "forward"):
-        results = {"loss": loss.value(t, "prediction", "target")}
+        pair = [t.cast(name, wide_of(t.dtype(name))) for name in ("prediction", "target")]
+        results = {"loss": loss.value(t, *pair)}
         accuracy = loss.accuracy(t, "prediction", "target")
     if accuracy is not None:
         results["accuracy"] = accuracy

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto as T
 from onnx import helper
 
-from onnxremat.grad.losses import Loss
+from onnxremat.grad.losses import Loss, check_prediction
 from onnxremat.grad.tape import FLOATS, Shape
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.traits import MOVING, is_alias
@@ -44,7 +44,12 @@ class Compared:
 
 
 def compared(graph: Graph, output: str, loss: Loss) -> Compared:
-    """What a loss compares where an output is to be compared."""
+    """What a loss compares where an output is to be compared.
+
+    Raises:
+        UsageError: there is no such output, or it holds no floating-point numbers, or nothing.
+    """
+    check_prediction(graph.tensors, output, graph.outputs)
     made = activation_last(graph, output)
     op = _maker(made, output)
     if op is not None and op.op_type in CASTS:

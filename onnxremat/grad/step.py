@@ -28,7 +28,7 @@ from onnxremat.grad.forward import (
     trained_norms,
 )
 from onnxremat.grad.labels import without_labels
-from onnxremat.grad.losses import check_prediction, find_loss, settings_of
+from onnxremat.grad.losses import find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
@@ -43,7 +43,7 @@ from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
-from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
+from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph, wide_of
 from onnxremat.grad.variants import least_kept
 from onnxremat.grad.warned import nothing_trained, of_bodies, warnings_of
 from onnxremat.graph.ir import Graph, Op
@@ -170,7 +170,6 @@ class _Builder:
         if self.settings.loss_output is not None:
             return None
         loss, output = find_loss(self.settings.loss), self.settings.prediction or graph.outputs[0]
-        check_prediction(graph.tensors, output, graph.outputs)
         return compared(graph, output, loss)
 
     def build(self) -> onnx.ModelProto:
@@ -220,9 +219,11 @@ class _Builder:
         self.target = t.declare(t.fresh(TARGET), dtype, shape)
         self.inputs.append(self.target)
         with t.scope("loss", "loss"):
-            self.outputs[self.loss] = loss.value(t, prediction, self.target)
+            pair = [t.cast(name, wide_of(t.dtype(name))) for name in (prediction, self.target)]
+            self.outputs[self.loss] = loss.value(t, *pair)
         with t.scope("grad/loss", "backward"):
-            return {prediction: self._scaled(loss.cotangent(t, prediction, self.target))}
+            made = self._scaled(loss.cotangent(t, *pair))
+            return {prediction: t.cast(made, t.dtype(prediction))}
 
     def _scaled(self, cotangent: str) -> str:
         self.scale, t = "", self.tape
@@ -259,7 +260,10 @@ class _Builder:
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
         walk = self._walker(self.tape, self._chosen(seeds))
         walked = walk.run(seeds, self.parameters)
-        layers = varying(self.graph.ops, self._data.difference(self.parameters)) & walk.gradient_of.keys()
+        layers = (
+            varying(self.graph.ops, self._data.difference(self.parameters))
+            & walk.gradient_of.keys()
+        )
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
@@ -299,11 +303,12 @@ class _Builder:
     def _gradient_outputs(self, walked: Backward) -> None:
         with self.tape.scope("grad/result", "backward"):
             for name in self.parameters:
-                self.outputs[f"{name}.grad"] = self._unscaled(walked.gradients[name])
+                made = self._unscaled(walked.gradients[name])
+                self.outputs[f"{name}.grad"] = self.tape.cast(made, self.tape.dtype(name))
 
     def _unscaled(self, gradient: str) -> str:
-        t = self.tape
-        return t.div(gradient, t.cast(self.scale, t.dtype(gradient))) if self.scale else gradient
+        t, wide = self.tape, wide_of(self.tape.dtype(gradient))  # float16 may not hold the scale
+        return t.div(t.cast(gradient, wide), t.cast(self.scale, wide)) if self.scale else gradient
 
     # ---- update --------------------------------------------------------------------------
 
