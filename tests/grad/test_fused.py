@@ -96,14 +96,19 @@ def test_packed_inputs_are_the_separate_ones(form: str) -> None:
          {"num_heads": 2, "kv_num_heads": 2}, "its input 'past_key'"),
         ("Attention", ["x", "w"], {"num_heads": 2, "do_rotary": 1}, "'do_rotary' = 1"),
         ("FusedConv", ["m", "f"], {"activation": "Selu"}, "'activation' = Selu"),
+        ("MultiHeadAttention", ["x", "long", "long"], {"num_heads": 2, "unidirectional": 1},
+         "4 queries for 6 keys"),
+        ("GroupQueryAttention", ["x", "x", "x", "", "", "ends", "total"],
+         {"num_heads": 2, "kv_num_heads": 2, "local_window_size": 0}, "lets no query see a key"),
     ],
-    ids=["mha-past", "attention-past", "gqa-past", "attention-rotary", "conv-activation"],
+    ids=["mha-past", "attention-past", "gqa-past", "attention-rotary", "conv-activation",
+         "mha-more-keys", "gqa-no-window"],
 )  # fmt: skip
 def test_what_is_not_written_out_is_named(
     op: str, inputs: list[str], settings: dict, part: str
 ) -> None:
     shapes = {
-        "x": (1, 4, 8), "w": (8, 24), "past": (1, 2, 3, 4), "pair": (2, 1, 2, 3, 4),
+        "x": (1, 4, 8), "long": (1, 6, 8), "w": (8, 24), "past": (1, 2, 3, 4), "pair": (2, 1, 2, 3, 4),
         "m": (1, 1, 4, 4), "f": (1, 1, 3, 3),
     }  # fmt: skip
     values = {n: np.ones(s, np.float32) for n, s in shapes.items()}
