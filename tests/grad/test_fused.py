@@ -108,8 +108,8 @@ def test_what_is_not_written_out_is_named(
     op: str, inputs: list[str], settings: dict, part: str
 ) -> None:
     shapes = {
-        "x": (1, 4, 8), "long": (1, 6, 8), "w": (8, 24), "past": (1, 2, 3, 4), "pair": (2, 1, 2, 3, 4),
-        "m": (1, 1, 4, 4), "f": (1, 1, 3, 3),
+        "x": (1, 4, 8), "long": (1, 6, 8), "w": (8, 24), "past": (1, 2, 3, 4),
+        "pair": (2, 1, 2, 3, 4), "m": (1, 1, 4, 4), "f": (1, 1, 3, 3),
     }  # fmt: skip
     values = {n: np.ones(s, np.float32) for n, s in shapes.items()}
     values |= {"ends": np.array([6], np.int32), "total": np.array(7, np.int32)}
