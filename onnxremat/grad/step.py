@@ -14,7 +14,7 @@ from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UsageError
-from onnxremat.grad.assembly import named
+from onnxremat.grad.assembly import named, require_free, zeros_of
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
@@ -151,6 +151,7 @@ class _Builder:
         read = [self.compared.name] if self.compared else []
         self.cast = autocast(graph, settings.precision, self.weights, parameters, read)
         self.graph = self.cast.graph
+        self.named = {*self.graph.tensors, *self.weights}
         taken = [op.name for op in self.graph.ops] + list(self.weights)
         self.tape = Tape(self.graph.tensors, graph.opsets[""], taken, settings.blocked)
         self.tape.varies = sizes.varies
@@ -401,6 +402,11 @@ class _Builder:
         self.inputs += list(self.parameters) if self.optimizer is None else []
         self._look_at_weights(walked)
         every = self._dropped((*walked.forward, *self.tape.ops))
+        held = {v.input for v in (*self.variables, *self.states) if v.initial == "model"}
+        own = {*self.inputs}.difference(held, self.parameters)
+        own |= {v.input for v in self.states if v.initial == "zeros"}
+        own |= {*self.outputs}.difference(self.settings.outputs, [self.loss])
+        require_free(own, self.named)
         ops, outputs = named(self.tape, every, self.outputs)
         known = Constants(self.graph, self.chosen)
         ops = finished(self.tape, ops, outputs, self.settings, known, {*self.inputs})
@@ -458,21 +464,14 @@ class _Builder:
             if name in read and (s.initializers or name not in trained)
         )
         if s.initializers:
-            self._zero_states(frame)
+            empty = [each.input for each in self.states if each.initial == "zeros"]
+            frame.graph.initializer.extend(zeros_of(t, empty))
         frame.metadata_props.add(key=KEY, value=self._description(inputs).to_json())
         if s.blocked:
             frame.metadata_props.add(key=blocks.KEY, value=str(s.blocked))
         if self.update is not None:
             frame.metadata_props.add(key=UPDATE, value=pack(self.update))
         return frame
-
-    def _zero_states(self, frame: onnx.ModelProto) -> None:
-        t = self.tape
-        for variable in self.states:
-            if variable.initial == "zeros":
-                kind = helper.tensor_dtype_to_np_dtype(t.dtype(variable.input))
-                zeros = onnx.numpy_helper.np.zeros(t.shape(variable.input), kind)
-                frame.graph.initializer.append(onnx.numpy_helper.from_array(zeros, variable.input))
 
     def _description(self, inputs: Sequence[str]) -> Training:
         s, ours = self.settings, {*self.inputs}

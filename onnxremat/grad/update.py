@@ -20,7 +20,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.errors import ModelError
-from onnxremat.grad.assembly import named, needed
+from onnxremat.grad.assembly import named, needed, require_free
 from onnxremat.grad.description import KEY as DESCRIPTION
 from onnxremat.grad.description import Training, Variable
 from onnxremat.grad.optimizers import Optimizer, Update
@@ -139,6 +139,7 @@ def update_graph(
         for name, each in sums.items():
             gradients[name] = t.mul(each.input, t.cast(SHARE, each.kept))
         made, states = emit_updates(t, optimizer, gradients, clip, scale=scale)
+    require_free(states, sums)
     about = Training(
         parameters=tuple(Variable(name, f"{name}.next", "model") for name in made),
         states=tuple(Variable(name, f"{name}.next", "zeros") for name in states),

@@ -371,3 +371,29 @@ def test_a_parameter_at_its_bound_can_leave_it() -> None:
     error = 2 * (feeds["w"] * feeds["x"] - 2) / 3
     np.testing.assert_allclose(found["w.grad"], error * feeds["x"], rtol=1e-6)
     np.testing.assert_allclose(found["v.grad"], error * feeds["w"] * feeds["x"] * [1, 0, 1], 1e-6)
+
+
+def test_sparse_weights_are_trained_as_dense_ones() -> None:
+    model = parse("""g (float[2, 3] x) => (float[2, 3] y) <float[3] w = {1, 2, 3}> {
+        h = Mul(x, w) y = Add(h, b) }""")
+    values = numpy_helper.from_array(np.array([1.5, 2.5], np.float32), "b")
+    places = numpy_helper.from_array(np.array([0, 2]), "places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [3]))
+    step = differentiate(model, loss="mse", optimizer=None)
+    assert {v.name for v in step.graph.output} == {"loss", "w.grad", "b.grad"}
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [("(float[2, 3] x, float learning_rate) => (float[2, 3] y)", {}),
+     ("(float[2, 3] x) => (float[2, 3] y)", {"optimizer": "adam"}),
+     ("(float[2, 3] x) => (float[2, 3] y)", {"optimizer": "adam", "accumulate": 2})],
+)  # fmt: skip
+def test_names_that_the_step_needs_are_named(text: str, options: dict) -> None:
+    """An input of the model was taken for the learning rate, a parameter for optimizer state."""
+    model = parse(f"""g {text} <float[3] w = {{1, 2, 3}}, float[3] w2 = {{1, 2, 3}}>
+        {{ h = Mul(x, w) y = Mul(h, {"learning_rate" if "rate" in text else "w2"}) }}""")
+    if options:
+        model.graph.initializer[1].name = model.graph.node[1].input[1] = "w.exp_avg"
+    with pytest.raises(UsageError, match=r"has a tensor '(learning_rate|w.exp_avg)'"):
+        differentiate(model, loss="mse", **options)
