@@ -64,6 +64,7 @@ NO_BFLOAT16 = frozenset({"Einsum", "ReverseSequence"})  # which ONNX does not de
 BOUND = 6e4  # what is added to hide a score at most: float16 ends at 65504
 SMALLEST = 2.0**-14  # below it float16 loses digits, and below 2**-25 all of them
 SCALING = NARROW | {"Div", "Mul", "PRelu"}  # of which a factor beyond BOUND hides nothing
+ADDING = frozenset({"Add", "BiasGelu", "Mean", "Sub", "Sum"})  # nor do these, if all are beyond
 # Inputs with settings, which keep their type.
 SETTINGS: Mapping[str, tuple[int, ...]] = {"Dropout": (1, 2), "Resize": (1, 2, 3)}
 
@@ -187,8 +188,11 @@ class _Caster:
             return op.op_type not in NO_BFLOAT16
         for name in data:
             value = None if self._is_data(name) else self.constant_of(name)
-            most = 0.0 if value is None else float(np.abs(value).max(initial=0.0))
-            if 0.0 < most < SMALLEST or (most > BOUND and op.op_type in SCALING):
+            if value is None or not value.size:
+                continue
+            least, most = np.abs(value).min(), np.abs(value).max()
+            beyond = least if op.op_type in ADDING else most if op.op_type in SCALING else 0.0
+            if 0.0 < most < SMALLEST or beyond > BOUND:
                 return False
         return True
 

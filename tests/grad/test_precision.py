@@ -231,7 +231,7 @@ def test_every_operator_in_half(case: Case) -> None:
 
 
 @pytest.mark.parametrize("number", [1e5, 1e-7])
-@pytest.mark.parametrize("op", ["Mul", "Div"])
+@pytest.mark.parametrize("op", ["Add", "Div", "Mul"])
 def test_constants_that_float16_does_not_hold_stay_as_they_are(op: str, number: float) -> None:
     """A divisor of 1e5 was taken for one of 60000, what hides a score at most."""
     model = parse(f"""g (float[4, 2] x) => (float[4, 2] y)
