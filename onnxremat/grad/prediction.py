@@ -63,15 +63,15 @@ def compared(graph: Graph, output: str, loss: Loss) -> Compared:
 
 
 def _doubt(graph: Graph, output: str, loss: Loss) -> str:
-    """That the loss takes for logits what an activation makes that it contains."""
+    """That a loss of logits takes probabilities for these."""
     name, ways = output, list[str]()
-    while (op := _maker(graph, name)) is not None:
-        if op.op_type in loss.activations:
+    while loss.activations and (op := _maker(graph, name)) is not None:
+        if op.op_type in ELEMENTWISE | ALONG_AXIS:
             by = f" by way of {', '.join(reversed(ways))}" if ways else ""
             return (
                 f"the loss takes '{output}' for logits, and it is what {op.op_type} '{op.name}' "
-                f"makes{by}, which the loss would apply again: export the model without it, or "
-                "compute the loss in the model (--loss-output)"
+                f"makes{by}, probabilities: export the model without it, name another loss, or "
+                "have the model compute it (--loss-output)"
             )
         if op.op_type not in TAKING | {"Clip"}:
             break

@@ -115,10 +115,12 @@ def test_an_evaluation_compares_the_same() -> None:
 @pytest.mark.parametrize(
     ("loss", "nodes", "result"),
     [("cross-entropy", "s = Softmax(h) y = Slice(s, one, two, one)", "float[4, 1] y"),
-     ("bce", "s = Sigmoid(h) y = Clip(s, low, high)", "float[4, 3] y")],
+     ("bce", "s = Sigmoid(h) y = Clip(s, low, high)", "float[4, 3] y"),
+     ("bce", "y = Softmax(h)", "float[4, 3] y"),
+     ("cross-entropy", "y = Sigmoid(h)", "float[4, 3] y")],
 )  # fmt: skip
 def test_probabilities_that_are_taken_for_logits_are_named(loss, nodes, result) -> None:
-    with pytest.warns(TrainingWarning, match="would apply again"):
+    with pytest.warns(TrainingWarning, match="for logits, and it is what"):
         differentiate(net(nodes, result), loss=loss, trainable=["w"])
 
 
