@@ -397,3 +397,25 @@ def test_names_that_the_step_needs_are_named(text: str, options: dict) -> None:
         model.graph.initializer[1].name = model.graph.node[1].input[1] = "w.exp_avg"
     with pytest.raises(UsageError, match=r"has a tensor '(learning_rate|w.exp_avg)'"):
         differentiate(model, loss="mse", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "share"),
+    [("Clip(h, lo, hi)", "clamp.Tensor", 1), ("Max(h, lo)", "clamp.Tensor", 1),
+     ("Clip(h, lo)", "clamp_min.default", 1), ("Clip(h, lo, hi)", "hardtanh.default", 0),
+     ("Clip(h, lo, hi)", "", 0), ("Max(h, lo)", "maximum.default", 0.5)],
+)  # fmt: skip
+def test_a_layer_of_zeros_behind_a_clamp_learns(kind: str, call: str, share: float) -> None:
+    """PyTorch's clamp passes gradients at its bounds, its rectifiers do not."""
+    model = parse(f"""g (float[2, 3] x) => (float[2, 3] y)
+        <float[3, 3] w = {{0, 0, 0, 0, 0, 0, 0, 0, 0}}, float lo = {{0}}, float hi = {{1}}> {{
+        h = MatMul(x, w) y = {kind} }}""")
+    said = f"%y : [num_users=1] = call_function[target=torch.ops.aten.{call}](args = (%h, 0, 1))"
+    for key, value in (("fx_node", said), ("name_scopes", "['', 'y']")) if call else ():
+        model.graph.node[1].metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    model.ir_version = 10
+    step = differentiate(model, loss="mse", optimizer=None, trainable=["w"])
+    x, ones = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 3), np.float32)
+    feeds = {"x": x, "labels": ones, "w": np.zeros((3, 3), np.float32)}
+    (gradient,) = ReferenceEvaluator(step).run(["w.grad"], feeds)
+    np.testing.assert_allclose(gradient, share * x.T @ (-2 * ones / 6), rtol=1e-6)
