@@ -54,6 +54,9 @@ def dependents(ops: Sequence[Op], wanted: Collection[str], tape: Tape) -> set[st
 class Walk:
     """Reverse accumulation over the ops of a forward pass.
 
+    Attributes:
+        data: inputs that change from run to run; None where that is not known.
+
     Args:
         graph: the forward pass, its ops in a topological order.
         tape: receives the backward ops; knows all shapes.
@@ -61,7 +64,6 @@ class Walk:
         variant_of: variant of an op's rule, None for the default.
         sources: 16-bit tensor by the float32 tensor that was cast from it or to it: rules read
             the latter through a Cast of their own, so that it need not be kept.
-        data: inputs that change from run to run; None where that is not known.
         due: when each op can go back, where that is not in the reverse of their order: its
             contributions to cotangents are added up in this order, once all are there. Else each
             is added to those before it.
@@ -75,9 +77,8 @@ class Walk:
         variant_of: Callable[[Op], str | None] = lambda _: None,
         sources: Mapping[str, str] | None = None,
         due: Mapping[str, int] | None = None,
-        data: Collection[str] | None = None,
     ) -> None:
-        self._data = data
+        self.data: Collection[str] | None = None
         self._ops, self._tape, self._opsets = graph.ops, tape, graph.opsets
         self.constant_of, self._variant_of = constant_of, variant_of
         self._sources = sources or {}
@@ -242,12 +243,12 @@ class Walk:
 
     @cached_property
     def _varying(self) -> set[str]:
-        return varying(self._ops, self._data or ())
+        return varying(self._ops, self.data or ())
 
     def is_still(self, name: str) -> bool:
         """Whether a tensor is made of parameters and constants alone, so that it may be the same
         number step after step."""
-        return self._data is not None and name not in self._varying
+        return self.data is not None and name not in self._varying
 
     @property
     def opsets(self) -> Mapping[str, int]:

@@ -274,11 +274,9 @@ class _Builder:
 
     def _walker(self, tape: Tape, variant_of: Callable[[Op], str | None]) -> Walk:
         graph, known = self.graph, Constants(self.graph, self.parameters)
-        return Walk(graph, tape, known, variant_of, self.cast.sources, self.due, self._data)
-
-    @property
-    def _data(self) -> set[str]:
-        return {*self.graph.inputs}.difference(self.weights)
+        walk = Walk(graph, tape, known, variant_of, self.cast.sources, self.due)
+        walk.data = {*graph.inputs}.difference(self.weights)
+        return walk
 
     def _chosen(self, seeds: Mapping[str, str]) -> Callable[[Op], str | None]:
         """The variant of each op's rule: as asked for, else the one that keeps least."""
