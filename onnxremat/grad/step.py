@@ -261,10 +261,8 @@ class _Builder:
     def _walk(self, seeds: Mapping[str, str]) -> Backward:
         walk = self._walker(self.tape, self._chosen(seeds))
         walked = walk.run(seeds, self.parameters)
-        layers = (
-            varying(self.graph.ops, self._data.difference(self.parameters))
-            & walk.gradient_of.keys()
-        )
+        data = {*self.graph.inputs}.difference(self.weights, self.parameters)
+        layers = varying(self.graph.ops, data) & walk.gradient_of.keys()
         mark_gradients(self.tape.ops, [walk.gradient_of[name] for name in layers])
         if not walked.gradients:
             reach = dependents(self.graph.ops, self.parameters, self.tape)
