@@ -43,6 +43,8 @@ def _added(w: Writer, padding: str, visible: np.ndarray | None) -> list[str]:
 
 def _hidden(w: Writer, shown: str, filler: float) -> str:
     """``filler`` where an integer or boolean tensor is 0, else 0."""
+    if w.real == T.FLOAT16:
+        filler = max(filler, NEVER)  # 0 times an infinity is no number
     rest = w("Sub", w.like(1.0), w.cast(shown, w.real))
     return w("Mul", rest, w.like(filler))
 

@@ -147,3 +147,26 @@ def test_more_heads_than_numbers_of_a_row_are_refused(kind: str, given: str) -> 
     graph = helper.make_graph([node], "g", values, [result])
     with pytest.raises(UnsupportedError, match="more heads"):
         read_forward(helper.make_model(graph, ir_version=9, opset_imports=opsets), None)
+
+
+def test_the_lowest_number_hides_keys_in_halves() -> None:
+    """onnxruntime's optimizer writes it as what masks add."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 4, 8)).astype(np.float16)
+    look = np.array([[1, 1, 0, 1], [1, 1, 1, 0]], np.int32)
+    results = []
+    for kind in (np.float32, np.float16):
+        node = helper.make_node(
+            "MultiHeadAttention", ["x", "x", "x", "", "look"], ["y"], domain="com.microsoft",
+            num_heads=2, mask_filter_value=float(np.finfo(np.float32).min),
+        )  # fmt: skip
+        given = helper.make_tensor_value_info(
+            "x", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), x.shape
+        )
+        mask = helper.make_tensor_value_info("look", onnx.TensorProto.INT32, look.shape)
+        graph = helper.make_graph([node], "g", [given, mask], [onnx.ValueInfoProto(name="y")])
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        values = {"x": x.astype(kind), "look": look}
+        results += run(to_model(read_forward(model, None)), values)
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-2, atol=2e-3)
