@@ -64,8 +64,9 @@ def _prediction(
     """The part of a forward pass of a model that makes a tensor."""
     # The graph has big weights as inputs.
     stored = {t.name: t for t in (*graph.model.graph.initializer, *model.graph.initializer)}
-    for output in graph.outputs if prediction not in graph.producer else ():
-        graph = activation_last(graph, output)
+    for output in graph.outputs:
+        if prediction not in graph.producer:
+            graph = activation_last(graph, output)
     strange = sorted(name for name in held if name not in stored and name not in graph.inputs)
     if strange or prediction not in graph.producer:
         raise UsageError(

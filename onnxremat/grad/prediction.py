@@ -159,7 +159,8 @@ def _with_moves_first(graph: Graph, moves: list[Op], activation: Op, axis: int) 
             continue
         kind = kinds[move.op_type in CASTS]
         made = _like(tensors, move.outputs[0], kind, "logits")
-        ops.append(_again(move, "logits", (name, *move.inputs[1:]), made))
+        again = f"{made}/{move.op_type}"
+        ops.append(replace(move, name=again, inputs=(name, *move.inputs[1:]), outputs=(made,)))
         name = made
     kind, wanted = tensors[name].dtype, tensors[output].dtype
     made = output if kind == wanted else _like(tensors, output, kind, "wide")
@@ -169,18 +170,14 @@ def _with_moves_first(graph: Graph, moves: list[Op], activation: Op, axis: int) 
         kept = [a for a in node.attribute if a.name != "axis"]
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute("axis", axis)])
-    ops.append(replace(_again(activation, "last", (name,), made), node=node))
+    last = moves[-1].name  # which goes
+    ops.append(replace(activation, name=last, inputs=(name,), outputs=(made,), node=node))
     if made != output:
-        cast = helper.make_node("Cast", [made], [output], name=f"{output}/Cast", to=wanted)
+        cast = helper.make_node("Cast", [made], [output], name=f"{made}/Cast", to=wanted)
         ops.append(Op(cast.name, "Cast", "", (made,), (output,), (), cast))
     place = graph.producer[output]
     every = [*graph.ops[:place], *ops, *graph.ops[place + 1 :]]
     return graph.with_ops(_without_idle(graph, every, [*moves[-2::-1], activation]), tensors)
-
-
-def _again(op: Op, end: str, inputs: tuple[str, ...], output: str) -> Op:
-    """An op once more, of something else."""
-    return replace(op, name=f"{op.name}/{end}", inputs=inputs, outputs=(output,))
 
 
 def _like(tensors: dict[str, Tensor], name: str, kind: int, end: str) -> str:

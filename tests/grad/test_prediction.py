@@ -106,8 +106,9 @@ def test_other_outputs_stay_as_they_are() -> None:
 
 
 def test_an_evaluation_compares_the_same() -> None:
-    model = net("s = Sigmoid(h) y = Reshape(s, flat)", "float[12] y")
-    about = training_of(differentiate(model, loss="bce", trainable=["w"]))
+    nodes = "s = Sigmoid(h) r = Reshape(s, flat) a = Identity(r) y = Identity(r)"
+    model = net(nodes, "float[12] a, float[12] y")
+    about = training_of(differentiate(model, loss="bce", prediction="y", trainable=["w"]))
     (found,) = run(prediction_graph(model, about.prediction, ["w"]), {"x": X, "w": W})
     np.testing.assert_allclose(found, LOGITS.reshape(12), rtol=1e-6)
 
