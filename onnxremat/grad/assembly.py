@@ -3,11 +3,14 @@ and reads what."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from onnx import helper
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 
+from onnxremat.errors import UsageError
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
 
@@ -42,6 +45,25 @@ def named(t: Tape, ops: Sequence[Op], outputs: Mapping[str, str]) -> tuple[list[
         node = helper.make_node("Identity", [source], [name])
         result.append(Op(t.fresh(f"{name}/Identity"), "Identity", "", (source,), (name,), (), node))
     return result, list(outputs)
+
+
+def require_free(names: Iterable[str], taken: Container[str]) -> None:
+    """Raises:
+    UsageError: the model has a tensor of a name under which its step has something else.
+    """
+    for name in sorted(names):
+        if name in taken:
+            raise UsageError(
+                f"the model has a tensor '{name}'",
+                why="its training step has an input or output of its own of that name",
+                hint="give the tensor another name",
+            )
+
+
+def zeros_of(t: Tape, names: Iterable[str]) -> list[onnx.TensorProto]:
+    """Tensors of zeros, of the types and shapes that a tape knows."""
+    kinds = {name: helper.tensor_dtype_to_np_dtype(t.dtype(name)) for name in names}
+    return [numpy_helper.from_array(np.zeros(t.shape(n), kind), n) for n, kind in kinds.items()]
 
 
 def _touches(op: Op, names: Mapping[str, str]) -> bool:

@@ -43,6 +43,8 @@ def _added(w: Writer, padding: str, visible: np.ndarray | None) -> list[str]:
 
 def _hidden(w: Writer, shown: str, filler: float) -> str:
     """``filler`` where an integer or boolean tensor is 0, else 0."""
+    if w.real == T.FLOAT16:
+        filler = max(filler, NEVER)  # 0 times an infinity is no number
     rest = w("Sub", w.like(1.0), w.cast(shown, w.real))
     return w("Mul", rest, w.like(filler))
 
@@ -124,8 +126,13 @@ def multi_head_attention(w: Writer) -> None:
     queries, keys, width = _lengths(w, heads)
     _named(w, 1, key)
     _named(w, 2, value)
-    visible = _visible(queries, keys, bool(w.attribute("unidirectional", 0)))
-    added = _added(w, _padding(w, w.input(4), keys), visible)
+    causal = bool(w.attribute("unidirectional", 0))
+    if causal and keys > queries:
+        raise w.unsupported(
+            f"it is causal and has {queries} queries for {keys} keys, all of which onnxruntime's "
+            "kernel shows to the last query"
+        )
+    added = _added(w, _padding(w, w.input(4), keys), _visible(queries, keys, causal))
     _mix(w, (query, key, value), width, [*added, *([w.input(5)] if w.input(5) else [])])
 
 
@@ -211,6 +218,8 @@ def group_query_attention(w: Writer) -> None:
     _named(w, 2, value)
     key, value = (_repeated(w, part, heads // groups, heads) for part in (key, value))
     causal, window = w.attribute("causal", 1), w.attribute("local_window_size", -1)
+    if not window:
+        raise w.unsupported("its attribute 'local_window_size' = 0 lets no query see a key")
     added = _added(w, _beyond(w, length), _visible(length, length, bool(causal), window))
     added += [w.input(10)] if w.input(10) else []
     _mix(w, (query, key, value), width, added, _sink(w, heads, length))

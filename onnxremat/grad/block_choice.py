@@ -303,7 +303,10 @@ class _Choice:
         read = op.inputs[0] in fitting and result in fitting
         if op.op_type == "Reshape":
             return self.rows.same_rows(op)
-        if self.rows.biased(op) or (op.op_type in _ALONE and read):
+        biased = self.rows.biased(op)
+        if biased:  # it is added as the product is made
+            return self._able(biased[0])
+        if op.op_type in _ALONE and read:
             return True
         numbers = [name for name in op.inputs if name not in fitting]
         pair = op.op_type in _PAIRS and all(t.size(n) == 1 and t.rank(n) < 5 for n in numbers)

@@ -39,6 +39,11 @@ def is_dropping(op: Op) -> bool:
     return op.standard and op.op_type == "Dropout" and len(op.inputs) > 2 and bool(op.inputs[2])
 
 
+def gain_of(keep: float) -> float:
+    """What the kept share of elements is multiplied by: nothing where none is kept."""
+    return 1.0 / keep if keep > 0 else 0.0
+
+
 def without_dropout(graph: Graph) -> Graph:
     """Every Dropout out of training mode."""
     return graph.with_ops(
@@ -140,5 +145,5 @@ def _drop(t: Tape, op: Op, keep: float, pieces: Sequence[str]) -> dict[str, str]
     mask = t.compare("Less", number, bound)
     # Not a cast of the mask itself: the backward pass has one, and onnxruntime would merge them
     # and keep four bytes per element instead of one.
-    result = t.mul(t.mul(x, 1.0 / keep), t.cast(t.cast(mask, T.UINT8), t.dtype(x)))
+    result = t.mul(t.mul(x, gain_of(keep)), t.cast(t.cast(mask, T.UINT8), t.dtype(x)))
     return {new: old for new, old in zip((result, mask), op.outputs, strict=False) if old}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import itemgetter
 
 import numpy as np
@@ -16,6 +16,7 @@ from onnxremat.grad.added import added
 from onnxremat.grad.call import Call
 from onnxremat.grad.hidden import hiding, shown
 from onnxremat.grad.precision import NORMS, SINGLE
+from onnxremat.grad.roles import varying
 from onnxremat.grad.stretches import Stretch, joined, stretch_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Graph, Op
@@ -53,6 +54,9 @@ def dependents(ops: Sequence[Op], wanted: Collection[str], tape: Tape) -> set[st
 class Walk:
     """Reverse accumulation over the ops of a forward pass.
 
+    Attributes:
+        data: inputs that change from run to run; None where that is not known.
+
     Args:
         graph: the forward pass, its ops in a topological order.
         tape: receives the backward ops; knows all shapes.
@@ -74,6 +78,7 @@ class Walk:
         sources: Mapping[str, str] | None = None,
         due: Mapping[str, int] | None = None,
     ) -> None:
+        self.data: Collection[str] | None = None
         self._ops, self._tape, self._opsets = graph.ops, tape, graph.opsets
         self.constant_of, self._variant_of = constant_of, variant_of
         self._sources = sources or {}
@@ -235,6 +240,15 @@ class Walk:
     ) -> Walk:
         """A walk over a body of one of the ops, by the same rules."""
         return Walk(graph, tape, constant_of, self._variant_of)
+
+    @cached_property
+    def _varying(self) -> set[str]:
+        return varying(self._ops, self.data or ())
+
+    def is_still(self, name: str) -> bool:
+        """Whether a tensor is made of parameters and constants alone, so that it may be the same
+        number step after step."""
+        return self.data is not None and name not in self._varying
 
     @property
     def opsets(self) -> Mapping[str, int]:

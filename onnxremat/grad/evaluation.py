@@ -16,11 +16,13 @@ from onnxremat.grad.forward import read_forward
 from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import Loss, loss_of
 from onnxremat.grad.one_by_one import single_reductions
+from onnxremat.grad.prediction import activation_last
 from onnxremat.grad.restored import Restored
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Shape, Tape
 from onnxremat.grad.unfold import apply_restored
+from onnxremat.grad.update import wide_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 
@@ -62,6 +64,9 @@ def _prediction(
     """The part of a forward pass of a model that makes a tensor."""
     # The graph has big weights as inputs.
     stored = {t.name: t for t in (*graph.model.graph.initializer, *model.graph.initializer)}
+    for output in graph.outputs:
+        if prediction not in graph.producer:
+            graph = activation_last(graph, output)
     strange = sorted(name for name in held if name not in stored and name not in graph.inputs)
     if strange or prediction not in graph.producer:
         raise UsageError(
@@ -111,7 +116,8 @@ def score_graph(loss: Loss, shape: Shape, dtype: int) -> onnx.ModelProto:
     t.declare("prediction", dtype, shape)
     t.declare("target", *loss.target(shape, dtype))
     with t.scope("score", "forward"):
-        results = {"loss": loss.value(t, "prediction", "target")}
+        pair = [t.cast(name, wide_of(t.dtype(name))) for name in ("prediction", "target")]
+        results = {"loss": loss.value(t, *pair)}
         accuracy = loss.accuracy(t, "prediction", "target")
     if accuracy is not None:
         results["accuracy"] = accuracy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx import TensorProto as T
 from onnxremat.errors import UsageError
 from onnxremat.grad.marks import first_of
 from onnxremat.grad.tape import FLOATS, Shape, Tape
+from onnxremat.graph.ir import Tensor
 from onnxremat.limits import above, at_least, between
 
 
@@ -38,6 +39,16 @@ class Loss(ABC):
     def cotangent(self, t: Tape, prediction: str, target: str) -> str:
         """Emit its gradient with respect to the prediction; called after :meth:`value`."""
 
+    def within(self, activation: str, axis: int, shape: Shape) -> Loss | None:
+        """The loss of what a final activation gets, None where the loss does not contain it.
+
+        Args:
+            activation: operator type.
+            axis: of a softmax, counted from 0.
+            shape: of its result.
+        """
+        return self if activation in self.activations else None
+
     def classes(self, shape: Shape) -> int:
         """Labels of a prediction of this shape are below it; 0 where the target is no class."""
         return 0
@@ -55,7 +66,8 @@ class CrossEntropy(Loss):
         ignore_index: label that does not count.
         label_smoothing: part of the target spread evenly over all classes.
         class_weights: one factor per class.
-        axis: class axis; by default the last one up to rank 3, else 1.
+        axis: class axis; by default that of the Softmax that the model ends with, else the last
+            one up to rank 3, and 1 beyond.
 
     Of labels none of which counts the mean is not a number, and the gradient 0, as in PyTorch.
 
@@ -95,6 +107,13 @@ class CrossEntropy(Loss):
                 hint="one weight per class, or another axis",
             )
         return T.INT64, (*shape[:axis], *shape[axis + 1 :])
+
+    def within(self, activation: str, axis: int, shape: Shape) -> Loss | None:
+        if activation not in self.activations or not shape:
+            return None
+        if self.axis is None:
+            return self if axis == self._axis(shape) else replace(self, axis=axis)
+        return self if axis == self.axis % len(shape) else None
 
     def classes(self, shape: Shape) -> int:
         return shape[self._axis(shape)]
@@ -368,17 +387,17 @@ def loss_of(kind: str, settings: Mapping[str, Any]) -> Loss | None:
     return None
 
 
-def check_prediction(t: Tape, name: str, outputs: Sequence[str]) -> None:
+def check_prediction(tensors: Mapping[str, Tensor], name: str, outputs: Sequence[str]) -> None:
     """Raises:
     UsageError: there is no such output, or it holds no floating-point numbers, or nothing.
     """
     if name not in outputs:
         hint = "outputs are " + ", ".join(outputs)
         raise UsageError(f"the model has no output '{name}'", hint=hint)
-    kind = t.dtype(name)
-    if kind in FLOATS and 0 not in t.shape(name):
+    kind = tensors[name].dtype
+    if kind in FLOATS and 0 not in (tensors[name].shape or ()):
         return
-    others = [other for other in outputs if other != name and t.dtype(other) in FLOATS]
+    others = [other for other in outputs if other != name and tensors[other].dtype in FLOATS]
     raise UsageError(
         f"no loss can be made of output '{name}'",
         why="it has no elements" if kind in FLOATS else f"it holds {T.DataType.Name(kind)}",

@@ -9,7 +9,8 @@ in 16 bits already. ``INSIDE`` ones compute in 32 bits and give back what they g
 kept between the passes stays small. All others compute in 32 bits.
 
 "Data" are what depends on an input of the model, and on a parameter or a float32 input. All else
-(parameters, constants, masks made from integers) is cast to what the data have.
+(parameters, constants, masks made from integers) is cast to what the data have. Where that would
+make another number of a constant (a divisor of 1e5, an epsilon of 1e-12) the op computes in 32.
 
 A name of the model always stands for the float32 tensor; its 16-bit form is ``<name>/half``.
 """
@@ -61,6 +62,9 @@ NORMS = frozenset({
 })  # fmt: skip
 NO_BFLOAT16 = frozenset({"Einsum", "ReverseSequence"})  # which ONNX does not define for it
 BOUND = 6e4  # what is added to hide a score at most: float16 ends at 65504
+SMALLEST = 2.0**-14  # below it float16 loses digits, and below 2**-25 all of them
+SCALING = NARROW | {"Div", "Mul", "PRelu"}  # of which a factor beyond BOUND hides nothing
+ADDING = frozenset({"Add", "BiasGelu", "Mean", "Sub", "Sum"})  # nor do these, if all are beyond
 # Inputs with settings, which keep their type.
 SETTINGS: Mapping[str, tuple[int, ...]] = {"Dropout": (1, 2), "Resize": (1, 2, 3)}
 
@@ -91,8 +95,9 @@ def check_precision(precision: str) -> None:
 
 
 def autocast(
-    graph: Graph, precision: str, weights: Collection[str], parameters: Collection[str]
-) -> Autocast:
+    graph: Graph, precision: str, weights: Collection[str], parameters: Collection[str],
+    read: Collection[str] = (),
+) -> Autocast:  # fmt: skip
     """A forward graph in mixed precision.
 
     Args:
@@ -100,6 +105,7 @@ def autocast(
         precision: ``fp16`` or ``bf16``; ``fp32`` changes nothing.
         weights: initializers of the model.
         parameters: those that are, or were, learned.
+        read: tensors that the loss reads in float32.
 
     Raises:
         UsageError: the model has no float32 weights.
@@ -112,7 +118,7 @@ def autocast(
             why="mixed precision keeps parameters in float32 and casts them itself",
             hint="convert the model to float32 first, or leave --precision out",
         )
-    return _Caster(graph, HALVES[precision], weights, parameters).run()
+    return _Caster(graph, HALVES[precision], weights, parameters).run((*graph.outputs, *read))
 
 
 class _Caster:
@@ -134,14 +140,14 @@ class _Caster:
         real = {name for name in self.moving if self.tensors[name].dtype == T.FLOAT}
         self.grounded = real | set(parameters)
 
-    def run(self) -> Autocast:
-        """The whole graph; outputs keep their type."""
+    def run(self, kept: Collection[str]) -> Autocast:
+        """The whole graph; some tensors are there in their own type."""
         for op in self.graph.ops:
             for reached in (self.moving, self.grounded):
                 if not reached.isdisjoint(op.reads):
                     reached.update(op.writes)
             self.ops += self._cast(op)
-        self.ops += [cast for name in self.graph.outputs for cast in self._widened(name)]
+        self.ops += [cast for name in kept for cast in self._widened(name)]
         graph = self.graph.with_ops(self.ops, self.tensors)
         if self.extra:
             model = onnx.ModelProto()
@@ -155,7 +161,7 @@ class _Caster:
         data = self._data(op)
         inside = op.op_type in INSIDE and op.inputs[0] in self.sources
         small = op.op_type in NARROW or (op.op_type in FOLLOWING and self._is_small(op))
-        if small and not (self.half == T.BFLOAT16 and op.op_type in NO_BFLOAT16):
+        if small and self._can_be_small(op, data):
             return self._narrowed(op, data)
         made = [cast for name in op.reads for cast in self._widened(name)]
         self.wide.update(op.writes)
@@ -175,6 +181,24 @@ class _Caster:
         """Whether all data among its inputs were made in 16 bits."""
         data = [n for n in self._data(op) if n in self.moving and n in self.grounded]
         return bool(data) and all(name in self.sources for name in data)
+
+    def _can_be_small(self, op: Op, data: list[str]) -> bool:
+        """Whether ONNX has the op in 16 bits, and constants it reads are still the same there."""
+        if self.half == T.BFLOAT16:
+            return op.op_type not in NO_BFLOAT16
+        for name in data:
+            value = None if self._is_data(name) else self.constant_of(name)
+            if value is None or not value.size:
+                continue
+            least, most = np.abs(value).min(), np.abs(value).max()
+            beyond = least if op.op_type in ADDING else most if op.op_type in SCALING else 0.0
+            if 0.0 < most < SMALLEST or beyond > BOUND:
+                return False
+        return True
+
+    def _is_data(self, name: str) -> bool:
+        """Whether a tensor is a parameter, or made of one or of an input of float32."""
+        return name in self.parameters or (name in self.moving and name in self.grounded)
 
     def _narrowed(self, op: Op, data: list[str]) -> list[Op]:
         new = [name for name in dict.fromkeys(data) if name not in self.small]
@@ -205,7 +229,7 @@ class _Caster:
         """Ops that make the 16-bit form of a tensor. What hides a score may be the lowest float32
         number, which would become an infinity, and a row of them no number."""
         half = self._declare(name)
-        data = name in self.parameters or (name in self.moving and name in self.grounded)
+        data = self._is_data(name)
         known = None if data else self.constant_of(name)
         small = known is not None and np.abs(known).max(initial=0.0) <= BOUND
         if data or small or self.half == T.BFLOAT16:

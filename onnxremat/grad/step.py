@@ -14,7 +14,7 @@ from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UsageError
-from onnxremat.grad.assembly import named, needed
+from onnxremat.grad.assembly import named, needed, require_free, zeros_of
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
@@ -28,12 +28,13 @@ from onnxremat.grad.forward import (
     trained_norms,
 )
 from onnxremat.grad.labels import without_labels
-from onnxremat.grad.losses import Loss, check_prediction, find_loss, settings_of
+from onnxremat.grad.losses import find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
 from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss, with_pieces
 from onnxremat.grad.precision import OPSETS, autocast
+from onnxremat.grad.prediction import Compared, compared
 from onnxremat.grad.roles import mark_gradients, varying
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.scaling import EXPONENT, dynamic_scale, only_finite
@@ -42,7 +43,7 @@ from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
-from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph
+from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph, wide_of
 from onnxremat.grad.variants import least_kept
 from onnxremat.grad.warned import nothing_trained, of_bodies, warnings_of
 from onnxremat.graph.ir import Graph, Op
@@ -145,8 +146,12 @@ class _Builder:
         graph, self.statistics = train_statistics(graph, norms)
         graph = train_dropout(graph) if settings.dropout else without_dropout(graph)
         parameters = {*self.parameters, *self.stock.learned}
-        self.cast = autocast(graph, settings.precision, self.weights, parameters)
+        self.compared = self._compared(graph)
+        graph = self.compared.graph if self.compared else graph
+        read = [self.compared.name] if self.compared else []
+        self.cast = autocast(graph, settings.precision, self.weights, parameters, read)
         self.graph = self.cast.graph
+        self.named = {*self.graph.tensors, *self.weights}
         taken = [op.name for op in self.graph.ops] + list(self.weights)
         self.tape = Tape(self.graph.tensors, graph.opsets[""], taken, settings.blocked)
         self.tape.varies = sizes.varies
@@ -160,6 +165,13 @@ class _Builder:
         if self.settings.batch_norm != "train":
             return set(), []
         return trained_norms(graph, self.parameters, self.stock.learned, self.weights)
+
+    def _compared(self, graph: Graph) -> Compared | None:
+        """What the loss compares; None where the model computes it."""
+        if self.settings.loss_output is not None:
+            return None
+        loss, output = find_loss(self.settings.loss), self.settings.prediction or graph.outputs[0]
+        return compared(graph, output, loss)
 
     def build(self) -> onnx.ModelProto:
         """The whole step."""
@@ -199,32 +211,20 @@ class _Builder:
             with t.scope("grad/loss", "backward"):
                 seed = t.constant([1.0], t.dtype(name))
                 return {name: self._scaled(t.reshape(seed, t.shape(name)))}
-        loss = find_loss(self.settings.loss)
+        assert self.compared is not None
+        loss, prediction = self.compared.loss, self.compared.name
+        self.prediction = prediction
         self.loss_kind, self.loss_settings = type(loss).__name__, settings_of(loss)
-        prediction = self.prediction = self._prediction(loss)
         dtype, shape = loss.target(t.shape(prediction), t.dtype(prediction))
         self.classes = loss.classes(t.shape(prediction))
         self.target = t.declare(t.fresh(TARGET), dtype, shape)
         self.inputs.append(self.target)
         with t.scope("loss", "loss"):
-            self.outputs[self.loss] = loss.value(t, prediction, self.target)
+            pair = [t.cast(name, wide_of(t.dtype(name))) for name in (prediction, self.target)]
+            self.outputs[self.loss] = loss.value(t, *pair)
         with t.scope("grad/loss", "backward"):
-            return {prediction: self._scaled(loss.cotangent(t, prediction, self.target))}
-
-    def _prediction(self, loss: Loss) -> str:
-        name = self.settings.prediction or self.graph.outputs[0]
-        check_prediction(self.tape, name, self.graph.outputs)
-        # A final activation belongs to the loss; look for it through reshapes.
-        while name in self.graph.producer:
-            op = self.graph.ops[self.graph.producer[name]]
-            if op.op_type in loss.activations:
-                return op.inputs[0]
-            if op.op_type not in ("Identity", "Squeeze", "Flatten", "Reshape"):
-                break
-            if self.tape.shape(op.inputs[0]) != self.tape.shape(name):
-                break
-            name = op.inputs[0]
-        return self.settings.prediction or self.graph.outputs[0]
+            made = self._scaled(loss.cotangent(t, *pair))
+            return {prediction: t.cast(made, t.dtype(prediction))}
 
     def _scaled(self, cotangent: str) -> str:
         self.scale, t = "", self.tape
@@ -272,7 +272,9 @@ class _Builder:
 
     def _walker(self, tape: Tape, variant_of: Callable[[Op], str | None]) -> Walk:
         graph, known = self.graph, Constants(self.graph, self.parameters)
-        return Walk(graph, tape, known, variant_of, self.cast.sources, self.due)
+        walk = Walk(graph, tape, known, variant_of, self.cast.sources, self.due)
+        walk.data = {*graph.inputs}.difference(self.weights)
+        return walk
 
     def _chosen(self, seeds: Mapping[str, str]) -> Callable[[Op], str | None]:
         """The variant of each op's rule: as asked for, else the one that keeps least."""
@@ -298,11 +300,12 @@ class _Builder:
     def _gradient_outputs(self, walked: Backward) -> None:
         with self.tape.scope("grad/result", "backward"):
             for name in self.parameters:
-                self.outputs[f"{name}.grad"] = self._unscaled(walked.gradients[name])
+                made = self._unscaled(walked.gradients[name])
+                self.outputs[f"{name}.grad"] = self.tape.cast(made, self.tape.dtype(name))
 
     def _unscaled(self, gradient: str) -> str:
-        t = self.tape
-        return t.div(gradient, t.cast(self.scale, t.dtype(gradient))) if self.scale else gradient
+        t, wide = self.tape, wide_of(self.tape.dtype(gradient))  # float16 may not hold the scale
+        return t.div(t.cast(gradient, wide), t.cast(self.scale, wide)) if self.scale else gradient
 
     # ---- update --------------------------------------------------------------------------
 
@@ -398,6 +401,11 @@ class _Builder:
         self.inputs += list(self.parameters) if self.optimizer is None else []
         self._look_at_weights(walked)
         every = self._dropped((*walked.forward, *self.tape.ops))
+        held = {v.input for v in (*self.variables, *self.states) if v.initial == "model"}
+        own = {*self.inputs}.difference(held, self.parameters)
+        own |= {v.input for v in self.states if v.initial == "zeros"}
+        own |= {*self.outputs}.difference(self.settings.outputs, [self.loss])
+        require_free(own, self.named)
         ops, outputs = named(self.tape, every, self.outputs)
         known = Constants(self.graph, self.chosen)
         ops = finished(self.tape, ops, outputs, self.settings, known, {*self.inputs})
@@ -432,7 +440,8 @@ class _Builder:
         still = [entry.name for entry in moved if entry.keep == 1.0]
         found = warnings_of(self.stock, self.rows, self.resting, still)
         found += tuple(of_bodies(self.graph.ops, self.parameters, self.settings))
-        self.warnings = (*found, *self.sizes.fixed.values())
+        doubts = [self.compared.doubt] if self.compared and self.compared.doubt else []
+        self.warnings = (*found, *doubts, *self.sizes.fixed.values())
 
     def _frame(
         self, ops: Sequence[Op], inputs: Sequence[str], outputs: Sequence[str], read: set[str]
@@ -454,21 +463,14 @@ class _Builder:
             if name in read and (s.initializers or name not in trained)
         )
         if s.initializers:
-            self._zero_states(frame)
+            empty = [each.input for each in self.states if each.initial == "zeros"]
+            frame.graph.initializer.extend(zeros_of(t, empty))
         frame.metadata_props.add(key=KEY, value=self._description(inputs).to_json())
         if s.blocked:
             frame.metadata_props.add(key=blocks.KEY, value=str(s.blocked))
         if self.update is not None:
             frame.metadata_props.add(key=UPDATE, value=pack(self.update))
         return frame
-
-    def _zero_states(self, frame: onnx.ModelProto) -> None:
-        t = self.tape
-        for variable in self.states:
-            if variable.initial == "zeros":
-                kind = helper.tensor_dtype_to_np_dtype(t.dtype(variable.input))
-                zeros = onnx.numpy_helper.np.zeros(t.shape(variable.input), kind)
-                frame.graph.initializer.append(onnx.numpy_helper.from_array(zeros, variable.input))
 
     def _description(self, inputs: Sequence[str]) -> Training:
         s, ours = self.settings, {*self.inputs}

@@ -439,7 +439,8 @@ class Tape:
             return a
         lead = len(big) - len(small)
         axes = [*range(lead)]
-        axes += [i for i in range(lead, len(big)) if small[i - lead] == 1 and big[i] != 1]
+        within = range(max(lead, 0), len(big))  # a list of one may have been read as a number
+        axes += [i for i in within if small[i - lead] == 1 and big[i] != 1]
         return self.reshape(self.sum(a, axes, keep=True), small)
 
     def matmul(self, a: str, b: str) -> str:

@@ -27,6 +27,7 @@ from onnxremat.grad.running import in_place
 from onnxremat.grad.signature import PARAMETER
 from onnxremat.grad.stored import constants_stored
 from onnxremat.graph.bodies import with_learned_outside
+from onnxremat.graph.sparse import with_dense
 
 LARGEST = 1024  # elements up to which PyTorch's exporter merges equal tensors
 _LIKELY = "onnxremat.likely_parameters"
@@ -90,7 +91,7 @@ class _Twin:
 
 def readied(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model with its weights as initializers, and the operations that its exporter left out."""
-    return with_twins(in_place(constants_stored(with_learned_outside(model))))
+    return with_twins(in_place(constants_stored(with_learned_outside(with_dense(model)))))
 
 
 def with_twins(model: onnx.ModelProto) -> onnx.ModelProto:

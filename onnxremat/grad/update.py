@@ -20,7 +20,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.errors import ModelError
-from onnxremat.grad.assembly import named, needed
+from onnxremat.grad.assembly import named, needed, require_free
 from onnxremat.grad.description import KEY as DESCRIPTION
 from onnxremat.grad.description import Training, Variable
 from onnxremat.grad.optimizers import Optimizer, Update
@@ -58,11 +58,11 @@ class Gathered:
     @property
     def kept(self) -> int:
         """Element type of the sum: halves lose what is small beside it."""
-        return _wide(self.dtype)
+        return wide_of(self.dtype)
 
 
-def _wide(dtype: int) -> int:
-    """What sums and updates of an element type are computed in."""
+def wide_of(dtype: int) -> int:
+    """What sums over many elements, and updates, of an element type are computed in."""
     return T.FLOAT if dtype in (T.FLOAT16, T.BFLOAT16) else dtype
 
 
@@ -91,7 +91,7 @@ def emit_updates(
     made: dict[str, str] = {}
     for name, gradient in clipped.items():
         up.name, up.after = name, after(name)
-        wide = _wide(t.dtype(name))
+        wide = wide_of(t.dtype(name))
         new = optimizer.update(up, t.cast(name, wide), t.cast(gradient, wide))
         made[name] = t.cast(new, t.dtype(name))
     if scale is None:
@@ -139,6 +139,7 @@ def update_graph(
         for name, each in sums.items():
             gradients[name] = t.mul(each.input, t.cast(SHARE, each.kept))
         made, states = emit_updates(t, optimizer, gradients, clip, scale=scale)
+    require_free(states, sums)
     about = Training(
         parameters=tuple(Variable(name, f"{name}.next", "model") for name in made),
         states=tuple(Variable(name, f"{name}.next", "zeros") for name in states),

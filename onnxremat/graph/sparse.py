@@ -32,6 +32,20 @@ def make_dense(graph: onnx.GraphProto) -> None:
                 attribute.CopyFrom(helper.make_attribute("value", dense))
 
 
+def with_dense(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its sparse initializers as dense ones; itself where it has none.
+
+    Raises:
+        ModelError: as for :func:`make_dense`.
+    """
+    if not model.graph.sparse_initializer:
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    make_dense(made.graph)
+    return made
+
+
 def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
     shape = tuple(sparse.dims)
     check(

@@ -321,6 +321,7 @@ case("Pad", normal(2, 3), ints(1, 0, 0, 2), opsets=(13, 18))
 case("Pad", normal(4, 5), ints(-1, 1, 0, -2), exact=False)
 case("Pad", normal(2, 3), ints(1, 2), fixed(np.array(0.5)), ints(1))
 case("Pad", normal(2, 3), ints(1, 1, 1, 1), normal())
+case("Pad", normal(2, 3), ints(1, 1, 1, 1), normal(1), exact=False)  # a list of one number
 for _mode in ("reflect", "edge", "wrap"):
     case(
         "Pad",

@@ -112,6 +112,29 @@ def test_gradients_are_the_same(bent: str, tokens: int, block: int) -> None:
         np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("product", "shape", "weight"),
+    [("Gemm<alpha = 0.5>(x, w)", "64, 32", (32, 64)),
+     ("Gemm<alpha = 0.5, transB = 1>(x, w)", "64, 32", (64, 32)),
+     ("MatMul(x, w)", "4, 16, 32", (4, 32, 64))],
+)  # fmt: skip
+def test_a_bias_follows_a_product_that_stays(
+    product: str, shape: str, weight: tuple[int, ...], block: int
+) -> None:
+    """The product was made in blocks with it, without its factor."""
+    model = with_weights(
+        parse(f"""g (float[{shape}] x, float[{shape}] y) => (float loss) {{
+            m = {product} h = Add(m, b) r = Relu(h) n = MatMul(r, v) z = Add(n, c) d = Sub(z, y)
+            e = Mul(d, d) loss = ReduceMean<keepdims = 0>(e) }}"""),
+        {**SIZES, "w": weight}, 0.25,
+    )  # fmt: skip
+    _, expected = gradients(model)
+    step, found = gradients(model, blocked=block)
+    assert kinds(step)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
 def drawn(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Any ops that can may work on blocks, as it comes; a bias is added to a product in blocks."""
     draw = Random(seed)

@@ -124,6 +124,12 @@ def test_any_shape(shape: tuple[int, ...]) -> None:
     assert set(np.unique(found)) == {0.0, 2.0}
 
 
+def test_a_ratio_of_one_drops_everything() -> None:
+    found = Net(model((6, 4), 1.0))(0)
+    assert not found["y"].any()
+    assert not found["s.grad"].any()
+
+
 def test_switched_off_it_passes_everything() -> None:
     source = model((4, 4), 0.5)
     source.graph.node[1].input.append("on")  # as exported in training mode

@@ -356,3 +356,66 @@ def test_nothing_is_divided_by_zero_on_the_way_back(text: str, want: float) -> N
     (found,) = session.run(["w.grad"], {"x": np.ones((1, 3), np.float32),
                                         "w": np.zeros((1, 3), np.float32)})  # fmt: skip
     np.testing.assert_array_equal(found, np.full((1, 3), want, np.float32))
+
+
+def test_a_parameter_at_its_bound_can_leave_it() -> None:
+    """As in PyTorch; data at a bound pass nothing, as a rectifier's."""
+    model = parse("""g (float[3] x) => (float[3] y)
+        <float[3] w = {0, 1, 0.5}, float[3] v = {1, 1, 1}, float lo = {0}, float hi = {1}> {
+        c = Clip(w, lo, hi) m = Mul(x, v) d = Clip(m, lo, hi) y = Mul(c, d) }""")
+    step = differentiate(model, loss="mse", optimizer=None, trainable=["w", "v"])
+    feeds = {"x": np.array([0.5, 1, 0.5], np.float32), "labels": np.full(3, 2, np.float32)}
+    feeds |= {"w": np.array([0, 1, 0.5], np.float32), "v": np.ones(3, np.float32)}
+    results = ReferenceEvaluator(step).run(None, feeds)
+    found = dict(zip(["loss", "w.grad", "v.grad"], results, strict=True))
+    error = 2 * (feeds["w"] * feeds["x"] - 2) / 3
+    np.testing.assert_allclose(found["w.grad"], error * feeds["x"], rtol=1e-6)
+    np.testing.assert_allclose(found["v.grad"], error * feeds["w"] * feeds["x"] * [1, 0, 1], 1e-6)
+
+
+def test_sparse_weights_are_trained_as_dense_ones() -> None:
+    model = parse("""g (float[2, 3] x) => (float[2, 3] y) <float[3] w = {1, 2, 3}> {
+        h = Mul(x, w) y = Add(h, b) }""")
+    values = numpy_helper.from_array(np.array([1.5, 2.5], np.float32), "b")
+    places = numpy_helper.from_array(np.array([0, 2]), "places")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [3]))
+    step = differentiate(model, loss="mse", optimizer=None)
+    assert {v.name for v in step.graph.output} == {"loss", "w.grad", "b.grad"}
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [("(float[2, 3] x, float learning_rate) => (float[2, 3] y)", {}),
+     ("(float[2, 3] x) => (float[2, 3] y)", {"optimizer": "adam"}),
+     ("(float[2, 3] x) => (float[2, 3] y)", {"optimizer": "adam", "accumulate": 2})],
+)  # fmt: skip
+def test_names_that_the_step_needs_are_named(text: str, options: dict) -> None:
+    """An input of the model was taken for the learning rate, a parameter for optimizer state."""
+    model = parse(f"""g {text} <float[3] w = {{1, 2, 3}}, float[3] w2 = {{1, 2, 3}}>
+        {{ h = Mul(x, w) y = Mul(h, {"learning_rate" if "rate" in text else "w2"}) }}""")
+    if options:
+        model.graph.initializer[1].name = model.graph.node[1].input[1] = "w.exp_avg"
+    with pytest.raises(UsageError, match=r"has a tensor '(learning_rate|w.exp_avg)'"):
+        differentiate(model, loss="mse", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "share"),
+    [("Clip(h, lo, hi)", "clamp.Tensor", 1), ("Max(h, lo)", "clamp.Tensor", 1),
+     ("Clip(h, lo)", "clamp_min.default", 1), ("Clip(h, lo, hi)", "hardtanh.default", 0),
+     ("Clip(h, lo, hi)", "", 0), ("Max(h, lo)", "maximum.default", 0.5)],
+)  # fmt: skip
+def test_a_layer_of_zeros_behind_a_clamp_learns(kind: str, call: str, share: float) -> None:
+    """PyTorch's clamp passes gradients at its bounds, its rectifiers do not."""
+    model = parse(f"""g (float[2, 3] x) => (float[2, 3] y)
+        <float[3, 3] w = {{0, 0, 0, 0, 0, 0, 0, 0, 0}}, float lo = {{0}}, float hi = {{1}}> {{
+        h = MatMul(x, w) y = {kind} }}""")
+    said = f"%y : [num_users=1] = call_function[target=torch.ops.aten.{call}](args = (%h, 0, 1))"
+    for key, value in (("fx_node", said), ("name_scopes", "['', 'y']")) if call else ():
+        model.graph.node[1].metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    model.ir_version = 10
+    step = differentiate(model, loss="mse", optimizer=None, trainable=["w"])
+    x, ones = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 3), np.float32)
+    feeds = {"x": x, "labels": ones, "w": np.zeros((3, 3), np.float32)}
+    (gradient,) = ReferenceEvaluator(step).run(["w.grad"], feeds)
+    np.testing.assert_allclose(gradient, share * x.T @ (-2 * ones / 6), rtol=1e-6)

@@ -96,15 +96,20 @@ def test_packed_inputs_are_the_separate_ones(form: str) -> None:
          {"num_heads": 2, "kv_num_heads": 2}, "its input 'past_key'"),
         ("Attention", ["x", "w"], {"num_heads": 2, "do_rotary": 1}, "'do_rotary' = 1"),
         ("FusedConv", ["m", "f"], {"activation": "Selu"}, "'activation' = Selu"),
+        ("MultiHeadAttention", ["x", "long", "long"], {"num_heads": 2, "unidirectional": 1},
+         "4 queries for 6 keys"),
+        ("GroupQueryAttention", ["x", "x", "x", "", "", "ends", "total"],
+         {"num_heads": 2, "kv_num_heads": 2, "local_window_size": 0}, "lets no query see a key"),
     ],
-    ids=["mha-past", "attention-past", "gqa-past", "attention-rotary", "conv-activation"],
+    ids=["mha-past", "attention-past", "gqa-past", "attention-rotary", "conv-activation",
+         "mha-more-keys", "gqa-no-window"],
 )  # fmt: skip
 def test_what_is_not_written_out_is_named(
     op: str, inputs: list[str], settings: dict, part: str
 ) -> None:
     shapes = {
-        "x": (1, 4, 8), "w": (8, 24), "past": (1, 2, 3, 4), "pair": (2, 1, 2, 3, 4),
-        "m": (1, 1, 4, 4), "f": (1, 1, 3, 3),
+        "x": (1, 4, 8), "long": (1, 6, 8), "w": (8, 24), "past": (1, 2, 3, 4),
+        "pair": (2, 1, 2, 3, 4), "m": (1, 1, 4, 4), "f": (1, 1, 3, 3),
     }  # fmt: skip
     values = {n: np.ones(s, np.float32) for n, s in shapes.items()}
     values |= {"ends": np.array([6], np.int32), "total": np.array(7, np.int32)}
@@ -142,3 +147,26 @@ def test_more_heads_than_numbers_of_a_row_are_refused(kind: str, given: str) -> 
     graph = helper.make_graph([node], "g", values, [result])
     with pytest.raises(UnsupportedError, match="more heads"):
         read_forward(helper.make_model(graph, ir_version=9, opset_imports=opsets), None)
+
+
+def test_the_lowest_number_hides_keys_in_halves() -> None:
+    """onnxruntime's optimizer writes it as what masks add."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 4, 8)).astype(np.float16)
+    look = np.array([[1, 1, 0, 1], [1, 1, 1, 0]], np.int32)
+    results = []
+    for kind in (np.float32, np.float16):
+        node = helper.make_node(
+            "MultiHeadAttention", ["x", "x", "x", "", "look"], ["y"], domain="com.microsoft",
+            num_heads=2, mask_filter_value=float(np.finfo(np.float32).min),
+        )  # fmt: skip
+        given = helper.make_tensor_value_info(
+            "x", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), x.shape
+        )
+        mask = helper.make_tensor_value_info("look", onnx.TensorProto.INT32, look.shape)
+        graph = helper.make_graph([node], "g", [given, mask], [onnx.ValueInfoProto(name="y")])
+        opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        values = {"x": x.astype(kind), "look": look}
+        results += run(to_model(read_forward(model, None)), values)
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-2, atol=2e-3)

@@ -154,3 +154,29 @@ def test_class_weights_may_be_an_array() -> None:
     found = evaluate(CrossEntropy(class_weights=np.array(WEIGHTS), label_smoothing=0.2), x, labels)
     want = evaluate(CrossEntropy(class_weights=WEIGHTS, label_smoothing=0.2), x, labels)
     np.testing.assert_array_equal(found[1], want[1])
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse", "dice"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_loss_of_halves_is_computed_in_single_precision(loss: str, scaled: bool) -> None:
+    """Its sum of many elements is infinite in float16, and so is a scale of 2**17."""
+    x = (4 * RNG.standard_normal((1, 2, 200, 150))).astype(np.float16)
+    labels = (x > 0).astype(np.float16) if loss != "cross-entropy" else (x[:, 0] > 0).astype(int)
+    found = []
+    for kind in ("float16", "float"):
+        model = parse(
+            f"g ({kind}[1, 2, 200, 150] x) => ({kind}[1, 2, 200, 150] y) {{ y = Neg(x) }}"
+        )
+        step = differentiate(model, loss=loss, optimizer=None, trainable=["x"], loss_scale=scaled)
+        feeds = {v.name: {"x": x, "labels": labels}.get(v.name) for v in step.graph.input}
+        if kind == "float":
+            feeds = {n: v.astype(np.float32) if v is x or loss != "cross-entropy" else v
+                     for n, v in feeds.items() if v is not None}  # fmt: skip
+        if scaled:
+            feeds["loss_scale"] = np.array(2**17, np.float32)
+        found.append(ReferenceEvaluator(step).run(None, feeds))
+    half, single = found
+    assert half[0] == pytest.approx(single[0], rel=1e-3)
+    assert half[1].dtype == np.float16
+    # Unscaled gradients are below what float16 has of digits, not of zeros.
+    np.testing.assert_allclose(half[1], single[1], rtol=1e-2, atol=6e-8)

@@ -20,6 +20,7 @@ from onnxremat.schedule.simulate import simulate
 from onnxremat.training.trainer import Trainer
 from tests.grad.cases import CASES
 from tests.grad.checking import Case, build
+from tests.toolbox import parse
 
 SIZES: dict[str, dict[str, Any]] = {
     "resnet18": {"batch": 4, "size": 64, "width": 8, "classes": 10},
@@ -227,6 +228,35 @@ def test_every_operator_in_half(case: Case) -> None:
     for name, value in results[0].items():
         error = np.abs(results[1][name] - value).max(initial=0.0)
         assert error <= 0.05 * np.abs(value).max(initial=0.0) + 1e-4, name
+
+
+@pytest.mark.parametrize("number", [1e5, 1e-7])
+@pytest.mark.parametrize("op", ["Add", "Div", "Mul"])
+def test_constants_that_float16_does_not_hold_stay_as_they_are(op: str, number: float) -> None:
+    """A divisor of 1e5 was taken for one of 60000, what hides a score at most."""
+    model = parse(f"""g (float[4, 2] x) => (float[4, 2] y)
+        <float[2, 2] w = {{1, 2, 3, 4}}, float c = {{{number}}}> {{
+        h = MatMul(x, w) y = {op}(h, c) }}""")
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    feeds = {"x": x, "w": numpy_helper.to_array(model.graph.initializer[0]), "labels": x}
+    single, half = (
+        _session(
+            differentiate(model, loss="mse", optimizer=None, trainable=["w"], precision=each,
+                          outputs=["y"])
+        ).run(["y"], feeds)[0]
+        for each in ("fp32", "fp16")
+    )  # fmt: skip
+    np.testing.assert_allclose(half, single, rtol=1e-2)
+
+
+def test_what_hides_scores_is_added_in_16_bits() -> None:
+    model = parse("""g (float[4, 2] x) => (float[4, 2] y)
+        <float[2, 2] w = {1, 2, 3, 4}, float[2] m = {0, -3.4e38}, float k = {0.5}> {
+        h = MatMul(x, w) s = Mul(h, k) a = Add(s, m) y = Softmax(a) }""")
+    graph = differentiate(model, precision="fp16", trainable=["w"])
+    kinds = {n: t.dtype for n, t in build_graph(graph).tensors.items()}
+    added = next(node for node in graph.graph.node if node.op_type == "Add")
+    assert kinds[added.output[0]] == TensorProto.FLOAT16
 
 
 def perceptron() -> onnx.ModelProto:

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from onnxremat.grad.call import Call
+from onnxremat.grad.marks import reading_of
 from onnxremat.grad.registry import Cotangents, vjp
 
 
@@ -111,7 +112,8 @@ def _pow_base(call: Call) -> str:
 
 @vjp("Min", reads="x* y0")
 def min_(call: Call) -> Cotangents:
-    """y = min(a, b, ...). The smallest gets dy; equal ones share it evenly."""
+    """y = min(a, b, ...). The smallest gets dy; equal ones share it evenly, but for PyTorch's clamp
+    to what needs no gradient."""
     return _extreme(call, "Less")
 
 
@@ -126,7 +128,8 @@ def _extreme(call: Call, wins: str) -> Cotangents:
     if len(inputs) == 1:
         return [call.dy]
     if len(inputs) == 2:
-        tie = t.mul(t.cast(t.compare("Equal", *inputs), dtype), 0.5)
+        alone = _is_clamp(call) and not (call.need(0) and call.need(1))
+        tie = t.mul(t.cast(t.compare("Equal", *inputs), dtype), 1.0 if alone else 0.5)
         out: list[str | None] = []
         for k, other in ((0, 1), (1, 0)):
             won = t.cast(t.compare(wins, inputs[k], inputs[other]), dtype) if call.need(k) else None
@@ -196,12 +199,14 @@ def erf(call: Call) -> Cotangents:
     return [t.mul(call.dy, t.mul(bell, 2.0 / math.sqrt(math.pi)))]
 
 
-@vjp("Clip", variant="output", reads="x1 x2 y0")
+@vjp("Clip", variant="output", reads="x0 x1 x2 y0")
 def clip_output(call: Call) -> Cotangents:
     """y = min(max(x, lo), hi). dx = dy strictly between the bounds; a bound gets dy where y is it,
     the upper one alone where the lower is not below it.
 
-    Reads only the result, so that x may die; where x equals a bound the bound gets dy.
+    Reads only the result, so that x may die; where x equals a bound the bound gets dy. But where
+    the file says that it is PyTorch's clamp, or no data enter x, x is read and gets dy itself: what
+    begins at a bound (a gate of 1, a layer of zeros) would never leave it.
     """
     return _clip(call, call.y)
 
@@ -214,9 +219,12 @@ def clip_input(call: Call) -> Cotangents:
 
 def _clip(call: Call, value: str) -> Cotangents:
     t, low, high = call.tape, call.input(1), call.input(2)
+    within, beyond = ("Greater", "Less"), ("LessOrEqual", "GreaterOrEqual")
+    if _is_closed(call):
+        value, within, beyond = call.x, beyond[::-1], within[::-1]
     inside = [
         t.compare(kind, value, bound)
-        for kind, bound in (("Greater", low), ("Less", high))
+        for kind, bound in zip(within, (low, high), strict=True)
         if bound is not None
     ]
     out: list[str | None] = [call.dy, None, None]
@@ -225,16 +233,31 @@ def _clip(call: Call, value: str) -> Cotangents:
         out[0] = t.mask(both, call.dy) if call.need(0) else None
     crossed = None  # then y is the upper bound, wherever x is
     if low is not None and high is not None and (call.need(1) or call.need(2)):
-        crossed = t.compare("GreaterOrEqual", low, high)
+        crossed = t.compare(beyond[1], low, high)
     if low is not None and call.need(1):
-        below = t.compare("LessOrEqual", value, low)
+        below = t.compare(beyond[0], value, low)
         below = below if crossed is None else t.op("And", below, t.op("Not", crossed))
         out[1] = t.mask(below, call.dy)
     if high is not None and call.need(2):
-        above = t.compare("GreaterOrEqual", value, high)
+        above = t.compare(beyond[1], value, high)
         above = above if crossed is None else t.op("Or", above, crossed)
         out[2] = t.mask(above, call.dy)
     return out[: len(call.op.inputs)]
+
+
+def _is_clamp(call: Call) -> bool:
+    """Whether the file says that it is PyTorch's clamp."""
+    about = reading_of(call.op.node)
+    return about is not None and "aten.clamp" in about.call
+
+
+def _is_closed(call: Call) -> bool:
+    """Whether x gets dy where it equals a bound. PyTorch's rectifiers have 0 there, its clamp 1."""
+    if _is_clamp(call):
+        return True
+    about = reading_of(call.op.node)
+    rectifier = about is not None and any(kind in about.call for kind in ("hardtanh", "relu6"))
+    return call.walk.is_still(call.x) and not rectifier
 
 
 def _register_functions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
+from onnxremat.grad.dropout import gain_of
 from onnxremat.grad.registry import Cotangents, vjp
 
 
@@ -22,4 +23,4 @@ def dropout(call: Call) -> Cotangents:
     if not training or ratio == 0.0:
         return call.only(call.dy)
     mask = call.extra(1, T.BOOL, call.out_shape)
-    return call.only(t.mask(mask, t.mul(call.dy, 1.0 / (1.0 - ratio))))
+    return call.only(t.mask(mask, t.mul(call.dy, gain_of(1.0 - ratio))))
