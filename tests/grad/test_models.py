@@ -53,7 +53,6 @@ SLOW = (
 )  # fmt: skip
 # Rates at which a step in each direction of a freshly drawn model lowers the loss.
 RATES = {"vgg16": 1e-3, "vgg19": 1e-3, "squeezenet": 1e-4, "mobilenetv2": 1e-3, "unet": 0.05}
-LIGHT_RATES = {"light_squeezenet": 10.0}
 
 
 def setting(name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], np.ndarray]:
@@ -94,7 +93,7 @@ def test_light_zoo_trains(name: str) -> None:
     """Opset 9, final Softmax, Dropout: brought to 18, cut off, switched on."""
     model, feeds, labels = setting(name)
     graph = differentiate(model, optimizer="sgd", dropout=False)
-    trainer = Trainer(graph, model, rate=LIGHT_RATES.get(name, 1e-3), threads=1)
+    trainer = Trainer(graph, model, rate=1e-3, threads=1)
     del model, graph
     losses = [trainer.step({**feeds, "labels": labels}) for _ in range(3)]
     assert np.isfinite(losses).all(), losses
