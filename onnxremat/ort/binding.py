@@ -67,8 +67,20 @@ def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int,
         raise UsageError(
             f"input '{name}' has shape {list(array.shape)}, the model wants {list(shape)}"
         )
+    check_elements(f"input '{name}'", array, dtype)
+
+
+def check_elements(what: str, array: np.ndarray, dtype: np.dtype, whose: str = "the model") -> None:
+    """Raises:
+    UsageError: elements of an array do not become those of another type, or some integer would
+        become another one: NumPy wraps what is out of range without a word.
+    """
     if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise UsageError(f"input '{name}' is {array.dtype}, the model wants {dtype}")
+        raise UsageError(f"{what} is {array.dtype}, {whose} wants {dtype}")
+    kept = dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size
+    for value in () if kept else (array.min(), array.max()):
+        if not np.iinfo(dtype).min <= int(value) <= np.iinfo(dtype).max:
+            raise UsageError(f"{what} holds {value}", why=f"{whose} wants {dtype}")
 
 
 def run_options() -> Any:

@@ -22,7 +22,7 @@ from onnxremat.errors import UsageError
 from onnxremat.grad.description import Training
 from onnxremat.limits import at_least
 from onnxremat.ort.arrays import BROKEN, read_arrays
-from onnxremat.ort.binding import check_names
+from onnxremat.ort.binding import check_elements, check_names
 
 Batch = Mapping[str, np.ndarray]
 ENDED: Any = object()  # what no loader makes
@@ -212,11 +212,16 @@ def check_arrays(about: Training, types: Types, data: Batches, where: str = "") 
                 f"a row of array '{name}' has shape {list(array.shape[1:])}, the step wants {row}",
                 where=where,
             )
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise UsageError(
-                f"array '{name}' is {array.dtype}, the step wants {dtype}", where=where
-            )
+        _check_elements(name, array, dtype, where)
     check_labels(about, data.arrays, where)
+
+
+def _check_elements(name: str, array: np.ndarray, dtype: np.dtype, where: str) -> None:
+    try:
+        check_elements(f"array '{name}'", array, dtype, "the step")
+    except UsageError as error:
+        error.where = where
+        raise
 
 
 def _check_rows(shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -397,6 +397,26 @@ def test_wrong_arrays(changes: dict, word: str, cli: Command, folder: Path, chai
     assert listing() == ["feeds.npz"]
 
 
+def test_integers_that_would_become_other_ones(cli: Command, folder: Path) -> None:
+    text = "g (int32[2] x) => (float[2] y) <float[3] table = {1, 2, 3}> { y = Gather(table, x) }"
+    onnx.save(parse(text), "in.onnx")
+    for name, row in (("good", [0, 2]), ("high", [0, 1 << 32]), ("low", [-(1 << 33), 0])):
+        np.savez(f"{name}.npz", x=np.array(row, np.int64))
+    assert cli("run", "in.onnx", "--data", "good.npz").code == 0
+    cli("run", "in.onnx", "--data", "high.npz").assert_refused(2, "holds 4294967296", "int32")
+    cli("run", "in.onnx", "--data", "low.npz").assert_refused(2, "holds -8589934592", "int32")
+
+
+def test_arrays_for_what_is_no_tensor(cli: Command, folder: Path) -> None:
+    given = helper.make_tensor_type_proto(TensorProto.FLOAT, (2,))
+    row = helper.make_value_info("s", helper.make_sequence_type_proto(given))
+    made = model(node("ConcatFromSequence", "s", "y", axis=0))
+    made.graph.input[0].CopyFrom(row)
+    onnx.save(made, "in.onnx")
+    np.savez("feeds.npz", s=np.ones(2, np.float32))
+    cli("run", "in.onnx", "--data", "feeds.npz").assert_refused(2, "'s' cannot be given", "tensor")
+
+
 def test_files_that_hold_no_arrays(cli: Command, folder: Path, chain: Path) -> None:
     np.savez("good.npz", **arrays())
     np.save("array.npy", arrays()["x"])

@@ -360,6 +360,21 @@ def test_inputs_that_arrays_give_no_rows_of(shape: str) -> None:
     assert run.batch_size == (3 if shape else 4)
 
 
+def test_integers_that_would_become_other_ones() -> None:
+    text = (
+        "g (int8[4] i, float[4,2] x) => (float[4,2] y) <float[2,2] w = {1, 2, 3, 4}, "
+        "float[3,2] table = {1, 2, 3, 4, 5, 6}> "
+        "{ k = Cast<to=7>(i) e = Gather(table, k) s = Add(x, e) y = MatMul(s, w) }"
+    )
+    run = Trainer(differentiate(parse(text)), parse(text))
+    data = {"x": np.zeros((4, 2), np.float32), "labels": np.zeros(4, np.int64)}
+    run.step(data | {"i": np.array([0, 1, 2, 1])})
+    wrong = data | {"i": np.array([0, 1, 256, 1])}  # 256 is 0 in eight bits
+    for train in (lambda: run.step(wrong), lambda: run.fit(Arrays(wrong, 4), 1)):
+        with pytest.raises(UsageError, match="holds 256"):
+            train()
+
+
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = trainer()
     write_tensors(tmp_path / "c.safetensors", {"a": np.ones(8, np.float32)})
