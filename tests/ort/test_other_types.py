@@ -1,4 +1,4 @@
-"""Models that return maps, as scikit-learn's classifiers do, or elements that NumPy does not have."""
+"""Models that return maps, as scikit-learn's classifiers do, or elements that NumPy lacks."""
 
 from __future__ import annotations
 
