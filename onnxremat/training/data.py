@@ -124,6 +124,13 @@ class Loader:
         while True:
             with _blamed("the loader"):
                 batch = next(batches, ENDED)
+            if batch is ENDED and not k:
+                raise UsageError(
+                    "the loader makes no batches",
+                    where=f"epoch {number}",
+                    hint="it is called for every epoch, and to count its batches before: it has to "
+                    "make them anew, where a generator or an iterator that it keeps has ended",
+                )
             if batch is ENDED:
                 return
             if not isinstance(batch, Mapping):

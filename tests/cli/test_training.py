@@ -158,6 +158,7 @@ def test_resume_goes_on_and_then_has_nothing_to_do(cli: Command, work: Path) -> 
     assert said.facts["losses"] == []
     assert Path("out.onnx").exists()
     assert not Path("loss.png").exists()
+    assert "loss.png is not written" in said.err
 
 
 def test_sources_give_the_same_training(cli: Command, work: Path) -> None:

@@ -504,6 +504,11 @@ def test_data_from_npz_folder_and_function(tmp_path: Path) -> None:
     assert isinstance(loader, Loader)
     assert len(loader) == 3
     assert [float(b["x"][0, 0]) for b in loader.epoch(5, start=1)] == [6.0, 7.0]
+    kept = iter([{"x": np.zeros(3)}])  # counting its batches has ended it
+    loader = Loader(lambda epoch: kept)
+    assert len(loader) == 1
+    with pytest.raises(UsageError, match="makes no batches"):
+        list(loader.epoch(0))
     with pytest.raises(UsageError, match="no function"):
         open_data(f"{tmp_path / 'load.py'}:absent", BATCH)
     with pytest.raises(UsageError, match="cannot read"):
