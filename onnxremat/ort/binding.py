@@ -75,8 +75,10 @@ def check_elements(what: str, array: np.ndarray, dtype: np.dtype, whose: str = "
     UsageError: elements of an array do not become those of another type, or some integer would
         become another one: NumPy wraps what is out of range without a word.
     """
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise UsageError(f"{what} is {array.dtype}, {whose} wants {dtype}")
+    strings = dtype.kind == "O"  # which NumPy takes everything for
+    if not (array.dtype.kind in "USO" if strings else np.can_cast(array.dtype, dtype, "same_kind")):
+        wanted = "strings" if strings else dtype
+        raise UsageError(f"{what} is {array.dtype}, {whose} wants {wanted}")
     kept = dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size
     for value in () if kept else (array.min(), array.max()):
         if not np.iinfo(dtype).min <= int(value) <= np.iinfo(dtype).max:

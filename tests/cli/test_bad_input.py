@@ -407,6 +407,23 @@ def test_integers_that_would_become_other_ones(cli: Command, folder: Path) -> No
     cli("run", "in.onnx", "--data", "low.npz").assert_refused(2, "holds -8589934592", "int32")
 
 
+def test_strings_go_in_and_come_out(cli: Command, folder: Path) -> None:
+    """Into a process of their own, too, which reads no objects."""
+    made = model(node("Identity", "x", "y"))
+    made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.STRING, (2,)))
+    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.STRING, (2,)))
+    onnx.save(made, "in.onnx")
+    np.savez("feeds.npz", x=np.array(["a", "bc"]))
+    assert cli("run", "in.onnx", "--data", "feeds.npz", "--save", "out.npz").code == 0
+    assert np.load("out.npz")["y"].tolist() == ["a", "bc"]
+    asked = ("--data", "feeds.npz")
+    assert cli("optimize", "in.onnx", "out.onnx", *asked, "-b", "1x", *QUICK[:2]).code == 0
+    verified = cli("verify", "in.onnx", "out.onnx", *asked)
+    assert verified.code == 0, verified.err
+    np.savez("numbers.npz", x=np.ones(2))
+    cli("run", "in.onnx", "--data", "numbers.npz").assert_refused(2, "float64", "strings")
+
+
 def test_arrays_for_what_is_no_tensor(cli: Command, folder: Path) -> None:
     given = helper.make_tensor_type_proto(TensorProto.FLOAT, (2,))
     row = helper.make_value_info("s", helper.make_sequence_type_proto(given))
