@@ -471,6 +471,15 @@ def test_plans_of_other_models_and_files_that_are_none(
     assert not Path("out.onnx").exists()
 
 
+def test_verify_with_other_sizes_than_planned(cli: Command, folder: Path) -> None:
+    onnx.save(parse("g (float[n, 8] x) => (float[n, 8] y) { a = Sin(x) y = Cos(a) }"), "in.onnx")
+    bound = ("--dim", "n=4", "-b", "1x", *QUICK[:2])
+    assert cli("optimize", "in.onnx", "out.onnx", "--target", "portable", *bound).code == 0
+    verify = ("verify", "in.onnx", "out.onnx")
+    cli(*verify, "--dim", "n=2").assert_refused(2, "planned with 'n' of 4, not 2")
+    cli(*verify, "--shape", "x:2,8").assert_refused(2, "planned with 'x' of (4, 8), not (2, 8)")
+
+
 def test_verify_needs_a_plan(cli: Command, folder: Path, chain: Path) -> None:
     cli("verify", chain, chain).assert_refused(2, "no plan")
     cli("verify", chain, "gone.onnx").assert_refused(2, "no such file")
