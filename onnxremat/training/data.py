@@ -156,6 +156,29 @@ class Batches(Protocol):
         ...
 
 
+def by_epoch(data: Batches | Iterable[Batch]) -> Batches:
+    """What has batches by epoch; of a list, or a PyTorch ``DataLoader``, each epoch goes through
+    all of it.
+
+    Raises:
+        UsageError: it can be gone through once, or is something else.
+    """
+    if hasattr(data, "epoch"):
+        return cast(Batches, data)
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"a {type(data).__name__} is no batches",
+            hint="a list of dicts with an array per input, or of a dict of all rows "
+            "onnxremat.training.data.Arrays(arrays, trainer.batch_size)",
+        )
+    if iter(data) is data:
+        raise UsageError(
+            f"a {type(data).__name__} ends, and each epoch goes through all batches",
+            hint="give a list of them, or onnxremat.training.data.Loader(function): called for each",
+        )
+    return Loader(lambda epoch: data)
+
+
 AnyBatches = TypeVar("AnyBatches", bound=Batches)
 
 

@@ -375,6 +375,17 @@ def test_integers_that_would_become_other_ones() -> None:
             train()
 
 
+def test_batches_as_a_list() -> None:
+    rows = [*Arrays(arrays(), BATCH, shuffle=False).epoch(0)]
+    one, other = trainer(), trainer()
+    assert one.fit(rows, 2) == other.fit(Arrays(arrays(), BATCH, shuffle=False), 2)
+    assert one.progress.epoch == 2
+    for wrong, word in ((iter(rows), "ends"), (arrays(), "Arrays"), (3, "no batches")):
+        with pytest.raises(UsageError) as refused:
+            one.fit(wrong, 3)  # type: ignore[arg-type]
+        assert word in str(refused.value)
+
+
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = trainer()
     write_tensors(tmp_path / "c.safetensors", {"a": np.ones(8, np.float32)})
