@@ -174,7 +174,7 @@ def by_epoch(data: Batches | Iterable[Batch]) -> Batches:
     if iter(data) is data:
         raise UsageError(
             f"a {type(data).__name__} ends, and each epoch goes through all batches",
-            hint="give a list of them, or onnxremat.training.data.Loader(function): called for each",
+            hint="give a list, or onnxremat.training.data.Loader(function): it is called for each",
         )
     return Loader(lambda epoch: data)
 
