@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -149,9 +149,11 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
     """Inputs from an ``.npz`` file with one array per input name.
 
     Raises:
-        UsageError: not an npz file, an input missing, or of another shape or type than planned for.
+        UsageError: not an npz file, an input missing, of another shape or type than planned for, or
+            one that has a value in the model.
     """
     found = read_arrays(path, "inputs", "give an .npz file with one array per input")
+    _refuse_defaults(path, found, graph)
     feeds = {}
     for name in graph.inputs:
         if not graph.tensors[name].dtype:
@@ -173,3 +175,19 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
         check_elements(f"array '{name}' in {path}", value, wanted)
         feeds[name] = value.astype(wanted, copy=False)
     return feeds
+
+
+def _refuse_defaults(path: Path, found: Collection[str], graph: Graph) -> None:
+    """Raises:
+    UsageError: an array is for an input that has a value in the file: it would not be read. (Until
+        ONNX's IR 4 every weight had to be among the inputs, which says nothing.)
+    """
+    if graph.model.ir_version < 4:
+        return
+    listed = {value.name for value in graph.model.graph.input}.difference(graph.inputs)
+    for name in sorted(listed.intersection(found)):
+        raise UsageError(
+            f"input '{name}' has a value in the model's file, and {path} another one",
+            why="inputs that have a value in the file are constants here",
+            hint="take the value out of the file, or the array out of the data",
+        )

@@ -407,6 +407,18 @@ def test_integers_that_would_become_other_ones(cli: Command, folder: Path) -> No
     cli("run", "in.onnx", "--data", "low.npz").assert_refused(2, "holds -8589934592", "int32")
 
 
+def test_arrays_for_inputs_that_have_a_value(cli: Command, folder: Path) -> None:
+    made = parse("g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
+    made.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (2,)))
+    onnx.save(made, "in.onnx")
+    values = {name: np.ones(2, np.float32) for name in ("x", "w", "other")}
+    np.savez("feeds.npz", **values)
+    cli("run", "in.onnx", "--data", "feeds.npz").assert_refused(2, "'w' has a value", "feeds.npz")
+    del values["w"]
+    np.savez("feeds.npz", **values)
+    assert cli("run", "in.onnx", "--data", "feeds.npz").code == 0
+
+
 def test_strings_go_in_and_come_out(cli: Command, folder: Path) -> None:
     """Into a process of their own, too, which reads no objects."""
     made = model(node("Identity", "x", "y"))
