@@ -44,7 +44,7 @@ def check_names(given: Collection[str], wanted: Iterable[str], whose: str = "the
     names = {*wanted}
     for name in sorted(names.difference(given)):
         raise absent(name, given)
-    for name in sorted(set(given) - names):
+    for name in sorted(map(str, set(given) - names)):
         alike = {each.casefold(): each for each in names}
         near = " or ".join(f"'{alike[n]}'" for n in get_close_matches(name.casefold(), alike, n=2))
         raise UsageError(
@@ -56,7 +56,7 @@ def check_names(given: Collection[str], wanted: Iterable[str], whose: str = "the
 
 def absent(name: str, given: Iterable[str]) -> UsageError:
     """An input has no value."""
-    return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(given))}")
+    return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(map(str, given)))}")
 
 
 def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:

@@ -139,7 +139,9 @@ class Loader:
                     hint="it has to make dicts with an array per input",
                 )
             if k >= start:
-                yield {name: np.asarray(value) for name, value in batch.items()}
+                with _blamed("the loader"):  # a list of unequal rows, say, is no array
+                    arrays = {name: np.asarray(value) for name, value in batch.items()}
+                yield arrays
             k += 1
 
 
@@ -294,6 +296,8 @@ def check_labels(about: Training, batch: Batch, where: str = "") -> None:
     if not about.classes or about.target not in batch:
         return
     labels = np.asarray(batch[about.target])
+    if labels.dtype.kind not in "biuf":  # refused as what they are
+        return
     wrong = (labels < 0) | (labels >= about.classes)
     ignored = about.loss_settings.get("ignore_index")
     if ignored is not None:

@@ -37,6 +37,12 @@ def short(epoch):
     yield {name: a[:7] for name, a in data.items()}
 def strange(epoch):
     yield {"x": data["x"][:8], "labels": data["labels"][:8] + 3}
+def ragged(epoch):
+    yield {"x": [[1, 2], [3]], "labels": data["labels"][:8]}
+def numbered(epoch):
+    yield {1: data["x"][:8], "labels": data["labels"][:8]}
+def named(epoch):
+    yield {"x": data["x"][:8], "labels": ["cat"] * 8}
 """
 
 
@@ -240,7 +246,8 @@ def test_files_that_are_no_data(cli: Command, work: Path) -> None:
         ("syntax.py:f", "SyntaxError"), ("loader.py:gone", "no function 'gone'"),
         ("loader.py:raises", "KeyError: 'boom'"), ("loader.py:none", "makes no batches"),
         ("loader.py:tuples", "made a tuple"), ("loader.py:short", "shape [7, 4]"),
-        ("loader.py:strange", "is no class"),
+        ("loader.py:strange", "is no class"), ("loader.py:ragged", "ValueError"),
+        ("loader.py:numbered", "no value for input 'x'"), ("loader.py:named", "wants int64"),
     ):  # fmt: skip
         cli(*training("--data", source)).assert_refused(2, word)
 
