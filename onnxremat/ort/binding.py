@@ -56,7 +56,9 @@ def check_names(given: Collection[str], wanted: Iterable[str], whose: str = "the
 
 def absent(name: str, given: Iterable[str]) -> UsageError:
     """An input has no value."""
-    return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(map(str, given)))}")
+    return UsageError(
+        f"no value for input '{name}'", why=f"given are {', '.join(sorted(map(str, given)))}"
+    )
 
 
 def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
