@@ -407,6 +407,20 @@ def test_integers_that_would_become_other_ones(cli: Command, folder: Path) -> No
     cli("run", "in.onnx", "--data", "low.npz").assert_refused(2, "holds -8589934592", "int32")
 
 
+def test_sequences_of_arrays_of_different_shapes(cli: Command, folder: Path) -> None:
+    made = model(node("SplitToSequence", "x rows", "y", axis=0))
+    rows = onnx.numpy_helper.from_array(np.array(3, np.int64), "rows")
+    made.graph.initializer.append(rows)
+    given = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    made.graph.output[0].CopyFrom(helper.make_value_info("y", given))
+    onnx.save(made, "in.onnx")
+    ran = cli("run", "in.onnx", "--save", "out.npz", "--json")
+    assert ran.facts["outputs"]["y"] == {"shape": [2], "dtype": "sequence"}
+    assert cli("optimize", "in.onnx", "out.onnx", "-b", "4MiB", *QUICK[:2]).code == 0
+    verified = cli("verify", "in.onnx", "out.onnx")
+    assert verified.code == 0, verified.err
+
+
 def test_arrays_for_inputs_that_have_a_value(cli: Command, folder: Path) -> None:
     made = parse("g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
     made.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (2,)))
