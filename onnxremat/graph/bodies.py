@@ -15,8 +15,7 @@ from typing import TypeAlias
 
 import onnx
 
-from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import Graph, rename_captures, subgraphs
+from onnxremat.graph.ir import rename_captures, subgraphs
 from onnxremat.graph.weights import set_apart
 
 LEAST = 64 << 10  # bytes of a weight that is brought out
@@ -75,14 +74,6 @@ def _lifted(model: onnx.ModelProto, wanted: Wanted, *, keep_names: bool = False)
             _leave_out(body, tensor.name)
             _rename(body, {tensor.name: weight.name})
     return made
-
-
-def bytes_inside(graph: Graph) -> int:
-    """Bytes of the weights that bodies hold themselves, each once: the small ones, where the big
-    ones were brought out."""
-    bodies = _bodies(op.node for op in graph.ops)
-    held = (tensor for body in bodies for tensor in _weights(body, lambda *_: True))
-    return sum(tensor_bytes(tensor.data_type, tensor.dims) for tensor in held)
 
 
 def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:

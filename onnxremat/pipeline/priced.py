@@ -14,7 +14,6 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import EndedError
 from onnxremat.grad import updated_inputs
-from onnxremat.graph.bodies import bytes_inside
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import Feeds, Profile
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Prepared, Settings
     from onnxremat.pipeline.unsplit import Unsplit
 
+MATTER = 1 << 10  # bytes of weights from which a run is made for them alone
 INTERRUPTED = "interrupted while costs were measured: they are estimated from those of the whole"
 
 
@@ -44,7 +44,7 @@ def priced(
     whole: Prepared | None = None,
 ) -> tuple[CostTable, Profile | None]:
     """The costs, and the run in which they were measured, None where there was none. Where they are
-    known and bodies hold weights, whose bytes a run alone tells, there is one.
+    known, and kernels hold weights in a form that only a run tells, there is one.
 
     Args:
         feeds: to measure on, None where nothing is run.
@@ -73,7 +73,7 @@ def priced(
             table, ran = measure_costs(
                 graph, feeds, for_costs(how, log), threads=settings.threads, estimate=estimate
             )
-            if ran is None and table.source == CACHED and bytes_inside(graph):
+            if ran is None and table.source == CACHED and unsplit.unforeseen > MATTER:
                 options = replace(TUNED, threads=settings.threads)
                 ran = profiled(to_model(graph), feeds, options, unsplit.made.folder)
             if whole:
