@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ import onnxremat
 from onnxremat import Training, api
 from onnxremat.errors import VerificationError
 from onnxremat.ort import functions, infer
-from onnxremat.pipeline import prepare, reference, result
+from onnxremat.pipeline import in_session, prepare, reference, result
 from onnxremat.pipeline.planned import read_written
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
@@ -137,3 +138,13 @@ def test_outputs_that_are_not_the_original_s_are_said(
     written = read_written(tmp_path / "out.onnx")
     assert written.facts["same_as_original"] is False
     assert "Infinity" not in (tmp_path / "out.onnx.options.json").read_text()
+
+
+def test_what_onnxruntime_adds_to_an_order_is_named() -> None:
+    """Half precision as it is given, on the processor: casts around every op."""
+    run = {"profile": SimpleNamespace(kernels=[]), "missing": (), "merged": (), "extra": ("cast",)}
+    differs = in_session._order("order", cast(Any, SimpleNamespace(order_kept=False, **run)))
+    assert not differs.ok
+    assert "adds 1 ops as it opens the model, casts of half precision" in differs.text
+    kept = in_session._order("order", cast(Any, SimpleNamespace(order_kept=True, **run)))
+    assert (kept.ok, kept.text) == (True, "0 kernels as planned")
