@@ -274,7 +274,9 @@ def _require_sizes(asked: Settings, kept: Mapping[str, int], written: _Verified)
         value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
         for value in written.model.graph.input
     }
-    rows = [(name, planned.get(name), tuple(shape)) for name, shape in asked.shapes.items()]
+    rows: list[tuple[str, object, object]] = [
+        (name, planned.get(name), tuple(shape)) for name, shape in asked.shapes.items()
+    ]
     rows += [(name, kept.get(name), size) for name, size in asked.dims.items()]
     for name, there, given in rows:
         if there is not None and there != given:
