@@ -167,6 +167,17 @@ def test_resume_goes_on_and_then_has_nothing_to_do(cli: Command, work: Path) -> 
     assert "loss.png is not written" in said.err
 
 
+def test_a_step_that_holds_first_values_is_compared_with_its_plan(cli: Command, work: Path) -> None:
+    """A planned one lacks them: they are inputs of both."""
+    made = cli("differentiate", "net.onnx", "held.onnx", "--initializers", "-q")
+    assert made.code == 0, made.err
+    asked = ("-b", "4MiB", "--bench-seconds", 0, "--time-limit", 1)
+    assert cli("optimize", "held.onnx", "out.onnx", *asked).code == 0
+    verified = cli("verify", "held.onnx", "out.onnx")
+    assert verified.code == 0, verified.err
+    assert cli("bench", "held.onnx", "out.onnx", "--seconds", 0.1).code == 0
+
+
 def test_sources_give_the_same_training(cli: Command, work: Path) -> None:
     Path("maps").mkdir()
     for name, array in arrays().items():
