@@ -4,7 +4,10 @@ without end has a limit here, and an error that names it."""
 from __future__ import annotations
 
 import errno
+import operator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from onnxremat.errors import UsageError
 
@@ -106,3 +109,18 @@ def regular(path: Path) -> Path:
 def _words(count: int) -> str:
     """Counts of functions that call each other can have hundreds of digits."""
     return str(count) if count < 10**18 else "more than 10^18"
+
+
+def sizes_of(name: str, sizes: Iterable[Any]) -> tuple[int, ...]:
+    """Sizes of a tensor as Python's own numbers, whichever kind of whole numbers they are.
+
+    Raises:
+        UsageError: one is no whole number from 1, or it is a single number.
+    """
+    if not isinstance(sizes, Iterable):
+        raise UsageError(f"the shape of '{name}' is {sizes!r}", hint="sizes as a tuple: (1, 64)")
+    given = list(sizes)
+    odd = [size for size in given if not hasattr(size, "__index__") or size < 1]
+    if odd:
+        raise UsageError(f"a size of '{name}' is {odd[0]!r}", hint="a whole number from 1")
+    return tuple(map(operator.index, given))

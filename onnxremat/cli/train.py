@@ -271,6 +271,8 @@ def _tell(
                                      if "validation_loss" in row],
         )  # fmt: skip
         voice.note(f"wrote {plot}")
+    elif plot:
+        voice.note(f"no step was done, and so there is nothing to draw: {plot} is not written")
     if voice.as_json:
         progress = trainer.progress
         voice.result({

@@ -64,6 +64,7 @@ class Measuring:
 
 
 AS_USUAL = Measuring()
+CACHED = "cached"  # where the costs of a table are from
 
 
 def measure_costs(
@@ -93,7 +94,7 @@ def measure_costs(
     known = {} if how.fresh else kept
     keys = {op.name: signature(graph, op) for op in graph.ops}
     if all(key in known for key in keys.values()):
-        return _table(keys, known, "cached"), None
+        return _table(keys, known, CACHED), None
     if how.within <= FEWEST * (estimate.total if estimate else 0.0):
         return _estimated(keys, known, estimate or analytic_costs(graph)), None
     until = time.monotonic() + how.within

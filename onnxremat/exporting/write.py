@@ -318,11 +318,11 @@ def _check(module: Any, given: Arguments, model: onnx.ModelProto, batched: Seque
 
 
 def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The largest difference, as a share of the largest finite element; of what is infinite in both
-    alike there is none."""
+    """The largest difference, as a share of the largest finite element; of what is infinite, or no
+    number, in both alike there is none."""
     if ours.shape != theirs.shape:
         return float("inf")
     first, second = ours.astype(np.float64), theirs.astype(np.float64)
-    apart = first != second
+    apart = (first != second) & ~(np.isnan(first) & np.isnan(second))
     off = np.abs(first[apart] - second[apart]).max(initial=0.0)
     return float(off / max(np.abs(second[np.isfinite(second)]).max(initial=0.0), 1e-12))

@@ -57,11 +57,19 @@ def read_arrays(path: Path, what: str, hint: str = "") -> dict[str, np.ndarray]:
 
 def write_arrays(file: Path | IO[bytes], arrays: Mapping[str, Any]) -> None:
     """Write arrays of any names; ``numpy.savez`` has two of its own, ``file`` and
-    ``allow_pickle``."""
+    ``allow_pickle``. Strings are written as strings: objects, as onnxruntime has them, are not
+    read again."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(array))
+                np.lib.format.write_array(member, _of_strings(np.asanyarray(array)))
+
+
+def _of_strings(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind != "O":
+        return array
+    texts = [each.decode() if isinstance(each, bytes) else str(each) for each in array.flat]
+    return np.array(texts, np.str_).reshape(array.shape)
 
 
 def _bytes(path: Path) -> int:

@@ -44,7 +44,7 @@ def check_names(given: Collection[str], wanted: Iterable[str], whose: str = "the
     names = {*wanted}
     for name in sorted(names.difference(given)):
         raise absent(name, given)
-    for name in sorted(set(given) - names):
+    for name in sorted(map(str, set(given) - names)):
         alike = {each.casefold(): each for each in names}
         near = " or ".join(f"'{alike[n]}'" for n in get_close_matches(name.casefold(), alike, n=2))
         raise UsageError(
@@ -56,7 +56,9 @@ def check_names(given: Collection[str], wanted: Iterable[str], whose: str = "the
 
 def absent(name: str, given: Iterable[str]) -> UsageError:
     """An input has no value."""
-    return UsageError(f"no value for input '{name}'", why=f"given are {', '.join(sorted(given))}")
+    return UsageError(
+        f"no value for input '{name}'", why=f"given are {', '.join(sorted(map(str, given)))}"
+    )
 
 
 def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -67,8 +69,22 @@ def check_input(name: str, array: np.ndarray, dtype: np.dtype, shape: tuple[int,
         raise UsageError(
             f"input '{name}' has shape {list(array.shape)}, the model wants {list(shape)}"
         )
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise UsageError(f"input '{name}' is {array.dtype}, the model wants {dtype}")
+    check_elements(f"input '{name}'", array, dtype)
+
+
+def check_elements(what: str, array: np.ndarray, dtype: np.dtype, whose: str = "the model") -> None:
+    """Raises:
+    UsageError: elements of an array do not become those of another type, or some integer would
+        become another one: NumPy wraps what is out of range without a word.
+    """
+    strings = dtype.kind == "O"  # which NumPy takes everything for
+    if not (array.dtype.kind in "USO" if strings else np.can_cast(array.dtype, dtype, "same_kind")):
+        wanted = "strings" if strings else dtype
+        raise UsageError(f"{what} is {array.dtype}, {whose} wants {wanted}")
+    kept = dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size
+    for value in () if kept else (array.min(), array.max()):
+        if not np.iinfo(dtype).min <= int(value) <= np.iinfo(dtype).max:
+            raise UsageError(f"{what} holds {value}", why=f"{whose} wants {dtype}")
 
 
 def run_options() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnxremat.device.host import memory_bytes
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.ort.arrays import read_arrays
+from onnxremat.ort.binding import check_elements
 from onnxremat.units import format_bytes
 
 # Ops whose integer inputs are indices into an axis of a data input: positions, index to data.
@@ -148,11 +149,19 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
     """Inputs from an ``.npz`` file with one array per input name.
 
     Raises:
-        UsageError: not an npz file, an input missing, or another shape than planned for.
+        UsageError: not an npz file, an input missing, of another shape or type than planned for, or
+            one that has a value in the model.
     """
     found = read_arrays(path, "inputs", "give an .npz file with one array per input")
+    _refuse_defaults(path, found, graph)
     feeds = {}
     for name in graph.inputs:
+        if not graph.tensors[name].dtype:
+            raise UsageError(
+                f"input '{name}' cannot be given by {path}",
+                why="it is no tensor",
+                hint="give a model of plain tensors",
+            )
         if name not in found:
             raise UsageError(
                 f"{path} has no array '{name}'", why=f"it has {', '.join(found) or 'none'}"
@@ -162,8 +171,23 @@ def load_feeds(path: Path, graph: Graph) -> dict[str, np.ndarray]:
             raise UsageError(
                 f"array '{name}' in {path} has shape {value.shape}, the model wants {tensor.shape}"
             )
-        wanted = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
-        if not np.can_cast(value.dtype, wanted, "same_kind"):
-            raise UsageError(f"array '{name}' in {path} is {value.dtype}, the model wants {wanted}")
+        wanted = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype))
+        check_elements(f"array '{name}' in {path}", value, wanted)
         feeds[name] = value.astype(wanted, copy=False)
     return feeds
+
+
+def _refuse_defaults(path: Path, found: Collection[str], graph: Graph) -> None:
+    """Raises:
+    UsageError: an array is for an input that has a value in the file: it would not be read. (Until
+        ONNX's IR 4 every weight had to be among the inputs, which says nothing.)
+    """
+    if graph.model.ir_version < 4:
+        return
+    listed = {value.name for value in graph.model.graph.input}.difference(graph.inputs)
+    for name in sorted(listed.intersection(found)):
+        raise UsageError(
+            f"input '{name}' has a value in the model's file, and {path} another one",
+            why="inputs that have a value in the file are constants here",
+            hint="take the value out of the file, or the array out of the data",
+        )

@@ -7,12 +7,14 @@ buffer only when their plan-time shapes are equal), and because it knows its con
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
 from onnxremat.errors import ModelError, UsageError
+from onnxremat.graph.chosen import chosen_by
 from onnxremat.graph.dtypes import ORT_NAMES, tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import read_small_weights, shell, to_ops
@@ -426,6 +428,10 @@ def with_shapes(
     return graph.with_ops(graph.ops, tensors)
 
 
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.shape is not None and prod(tensor.shape) == 1
+
+
 def require_shapes(graph: Graph, hint: str = "have the model run (--measure)") -> None:
     """Raises:
     ModelError: a tensor's size is not known; ``hint`` says what to do, where inputs have sizes.
@@ -433,8 +439,10 @@ def require_shapes(graph: Graph, hint: str = "have the model run (--measure)") -
     unknown = unknown_shapes(graph)
     if unknown:
         name, op = unknown[0]
-        if op.op_type in ("If", "Loop"):
-            hint += "; where it follows from an input, give that one value: onnxremat set-input"
+        single = (each for each in chosen_by(graph, op) if _is_number(graph.tensors[each]))
+        if flag := next(single, ""):
+            hint += f"; what it runs follows from '{flag}', which can be given one value for good: "
+            hint += f"onnxremat set-input IN OUT {flag}=VALUE"
         why = "its shape depends on data, or onnxruntime does not infer it"
         if unbound := [each for each in graph.inputs if graph.tensors[each].shape is None]:
             why, hint = f"input '{unbound[0]}' has no size", f"{BIND}; {hint}"

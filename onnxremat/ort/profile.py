@@ -201,7 +201,7 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] 
 
     Raises:
         ModelError: the run fails (out of memory, wrong input).
-        UnsupportedError: an input of an element type that NumPy itself does not have.
+        UnsupportedError: an input or output of an element type that NumPy itself does not have.
     """
     outputs: list[Any] = []
     # Sequences and maps (of scikit-learn's classifiers, say) cannot be copied from a binding.
@@ -212,7 +212,7 @@ def run_session(session: Any, feeds: Feeds, runs: int = 1, bound: Sequence[str] 
         try:
             outputs = run()
         except Exception as error:
-            raise _not_run(feeds, error) from error
+            raise _no_array(session, error) or _not_run(feeds, error) from error
     return outputs
 
 
@@ -224,6 +224,20 @@ _ODD_BIAS = (
     "no data helps: onnxruntime refuses what the exporter wrote for a convolution without a bias; "
     "export it without optimize=False, or with onnxremat.export (--train leaves the bias out)"
 )
+
+
+def _no_array(session: Any, error: Exception) -> OnnxrematError | None:
+    """The error for an output that cannot be handed over, None for another failure."""
+    said = first_line(error)
+    if "No corresponding Numpy type" not in said:
+        return None
+    kind = said.split()[-1].lower().removesuffix("x2")  # two 4-bit numbers in a byte
+    names = [info.name for info in session.get_outputs() if info.type == f"tensor({kind})"]
+    return UnsupportedError(
+        f"output '{names[0]}' is {kind}" if names else f"an output is {kind}",
+        why="onnxruntime's Python interface gives no arrays of it",
+        hint="give the model a Cast to float32 or int8 before that output",
+    )
 
 
 def _not_run(feeds: Feeds, error: Exception) -> OnnxrematError:

@@ -109,7 +109,7 @@ def _changed(
     del model.graph.value_info[:]
     depends, made = dependents(graph, inputs), made_batches(graph, old)
     places = batch_places(graph, inputs, old)
-    changed = 0
+    said: dict[str, onnx.TensorProto] = {}
     for node, op in zip(model.graph.node, graph.ops, strict=True):
         if has_bodies(op) and depends.intersection(op.reads):
             node.CopyFrom(without_sizes(node))
@@ -118,12 +118,14 @@ def _changed(
             continue
         scaled = scaled_shape(op, shape, old, new, places.get(op.outputs[0]))
         if scaled != shape:
-            changed += 1
             name = f"{op.name}/shape_of_batch_{new}"
-            array = np.asarray(scaled, np.int64)
-            model.graph.initializer.append(numpy_helper.from_array(array, name))
+            said[name] = numpy_helper.from_array(np.asarray(scaled, np.int64), name)
             node.input[SHAPES[op.op_type]] = name
-    return model, changed
+    # One of such a name is of a model that had this batch before, and nobody reads it.
+    kept = [each for each in model.graph.initializer if each.name not in said]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend([*kept, *said.values()])
+    return model, len(said)
 
 
 def _compare(

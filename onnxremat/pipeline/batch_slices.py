@@ -63,8 +63,9 @@ def _checked(
         made, found = run_parts(model, feeds, folder)
     except ModelError as error:
         raise UnsupportedError(
-            "the model does not run with its batch in parts", why=error.why or error.what,
-            hint=f"the batch size is in a constant, or rows depend on each other: {WHOLE}",
+            "the model does not run with its batch in parts",
+            where=f"onnxruntime: {error.why or error.what}",
+            why="the batch size is in a constant, or rows depend on each other", hint=WHOLE,
         ) from error  # fmt: skip
     one = against_whole(found, graph, feeds, folder, wanted)
     if not one.ok:

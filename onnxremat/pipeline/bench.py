@@ -32,6 +32,7 @@ from onnxremat.ort.profile import Feeds, run_session
 from onnxremat.ort.providers import open_on
 from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
 from onnxremat.ort.values import Copies, Stage, moved
+from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.source import read_source
 from onnxremat.rewrite.emit import metadata, unpack
@@ -336,7 +337,8 @@ def _of_files(
         planned = "plan" in facts
         shapes = {} if planned else settings.shapes or kept.get("shapes", {})
         dims = {} if planned else settings.dims or kept.get("dims", {})
-        graph = build_graph(bind(model, shapes, dims), folder)
+        bound, _ = without_first_values(bind(model, shapes, dims))  # which planned ones lack
+        graph = build_graph(bound, folder)
         if feeds is None or first is None:
             made = load_feeds(settings.data, graph) if settings.data else None
             feeds, first = made or seeded_feeds(graph, settings.seed), graph

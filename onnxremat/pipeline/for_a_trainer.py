@@ -52,8 +52,6 @@ def for_a_trainer(
         named = replace(refused, works=works).in_unit(
             budget, written.baseline_peak, written.beside.total
         )
-        left_out = ",".join(written.settings.not_counted)
-        said = said.replace(f"--not-counted {UPDATES}", f"--not-counted {left_out}")
         return f"{said}, with {named.works}"
     return said
 

@@ -295,6 +295,9 @@ def _sizes(found: Measurement) -> list[Check]:
 
 def _order(name: str, found: Measurement) -> Check:
     text = f"{len(found.profile.kernels)} kernels as planned" if found.order_kept else "differs"
+    if found.extra and not found.order_kept:
+        text += f": onnxruntime adds {len(found.extra)} ops as it opens the model, casts of half "
+        text += "precision say, which a target other than none has in its plan"
     if found.missing:
         text += f" ({len(found.missing)} ops fused by onnxruntime at load)"
     if found.merged:

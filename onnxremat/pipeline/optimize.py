@@ -30,7 +30,7 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.pipeline.site import Site
+from onnxremat.pipeline.site import Site, require_values
 from onnxremat.pipeline.unchanged import OPENING, as_it_ran, opens, unchanged
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_time import plan_within_time
@@ -327,7 +327,12 @@ def _as_it_is(found: Candidate, limit: Budget, request: Request, log: Phases) ->
 
 
 def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases) -> SeveralDevices:
-    """The model on the machine, its ops priced."""
+    """The model on the machine, its ops priced.
+
+    Raises:
+        UnsupportedError: see :func:`require_values`.
+    """
+    require_values(prepared.graph)
     costs = request.costs or measured_on(machine, log)
     with log.phase(COSTS):
         tables = costs(prepared)

@@ -25,6 +25,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.light import read_structure
 from onnxremat.graph.onnx_io import computes_nothing, to_model
 from onnxremat.graph.order import without_dead_ops
+from onnxremat.limits import sizes_of
 from onnxremat.ort.blocks import require_block
 from onnxremat.ort.feeds import load_feeds, seeded_feeds
 from onnxremat.ort.functions import check_domains, inline_functions
@@ -115,10 +116,13 @@ class Settings:
     budget: Budget | None = None
 
     def __post_init__(self) -> None:
-        for name, sizes in (*self.shapes.items(), *((n, [d]) for n, d in self.dims.items())):
-            odd = [size for size in sizes if not hasattr(size, "__index__") or size < 1]
-            if odd:
-                raise UsageError(f"a size of '{name}' is {odd[0]!r}", hint="a whole number from 1")
+        shapes = {name: sizes_of(name, sizes) for name, sizes in self.shapes.items()}
+        dims = {name: sizes_of(name, [size])[0] for name, size in self.dims.items()}
+        as_read = {"shapes": shapes, "dims": dims, "data": self.data and Path(self.data)}
+        vars(self).update(as_read)  # as plain data, which files hold
+        if isinstance(self.not_counted, str):
+            hint = f"parts as a tuple: not_counted=('{self.not_counted}',)"
+            raise UsageError(f"not_counted is '{self.not_counted}'", hint=hint)
         if isinstance(self.split_batch, int):
             hint = f"parts as a tuple: split_batch=({self.split_batch},)"
             raise UsageError(f"split_batch is {self.split_batch}", hint=hint)
@@ -466,7 +470,8 @@ def for_planning(
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     largest = at_largest(graph) if seen_sizes(graph) else None
     most = simulate(largest, weight_bytes=weights).peak if largest is not None else None
-    notes = (*target_notes(asked, made, store_all, unsplit.peak), *size_notes(graph, most))
+    notes = target_notes(asked, made, store_all, unsplit.peak)
+    notes += size_notes(graph, feeds is not None, most)
     notes += (*weights_notes(policy, graph, listed, costs, weights), *costs.notes)
     return Prepared(
         unsplit, graph, costs, weights, store_all, settings, notes,

@@ -9,26 +9,29 @@ from typing import TYPE_CHECKING
 from onnxremat.cost.analytic import analytic_costs, estimated_at, estimated_by
 from onnxremat.cost.in_step import in_step
 from onnxremat.cost.kernels import kernel_costs
-from onnxremat.cost.measure import measure_costs
+from onnxremat.cost.measure import CACHED, measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import EndedError
 from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
+from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import Feeds, Profile
+from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.floor import Floor
 from onnxremat.pipeline.phases import COSTS, Phases
 from onnxremat.pipeline.time_left import for_costs, for_parts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reduce import reduce
-from onnxremat.session.measure import weight_bytes
+from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import beside
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Prepared, Settings
     from onnxremat.pipeline.unsplit import Unsplit
 
+MATTER = 1 << 10  # bytes of weights from which a run is made for them alone
 INTERRUPTED = "interrupted while costs were measured: they are estimated from those of the whole"
 
 
@@ -40,7 +43,8 @@ def priced(
     log: Phases,
     whole: Prepared | None = None,
 ) -> tuple[CostTable, Profile | None]:
-    """The costs, and the run in which they were measured, None where there was none.
+    """The costs, and the run in which they were measured, None where there was none. Where they are
+    known, and kernels hold weights in a form that only a run tells, there is one.
 
     Args:
         feeds: to measure on, None where nothing is run.
@@ -69,6 +73,9 @@ def priced(
             table, ran = measure_costs(
                 graph, feeds, for_costs(how, log), threads=settings.threads, estimate=estimate
             )
+            if ran is None and table.source == CACHED and unsplit.unforeseen > MATTER:
+                options = replace(TUNED, threads=settings.threads)
+                ran = profiled(to_model(graph), feeds, options, unsplit.made.folder)
             if whole:
                 table = in_step(table, graph, whole.costs, whole.graph)
             return replace(table, kernels=kernel_costs(settings.threads)), ran

@@ -14,6 +14,7 @@ from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.as_it_came import AsItCame
+from onnxremat.pipeline.first_values import without_first_values
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.source import Source, read_source
 from onnxremat.session.repeats import Repeats, drawn_outputs, repeats
@@ -40,6 +41,7 @@ class Reference:
         """
         model, folder, _ = read_source(source)
         bound = bind(inline_functions(model), settings.shapes, settings.dims)
+        bound, _ = without_first_values(bound)  # as it was planned: inputs of a training step
         graph = build_graph(bound, folder)
         return cls(graph, AsItCame.of(source, to_model(graph), folder), settings)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from onnxremat.execute.device_memory import Resident
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.unforeseen import SHOWN
+from onnxremat.ort.offline import HOST
 from onnxremat.pipeline.artifact import Check, Kind, Verified
 from onnxremat.pipeline.asked import opening
 from onnxremat.pipeline.bench import Timing, bench
@@ -106,9 +108,7 @@ class Result:
             "fission": [region.to_json() for region in self.prepared.settings.fission or ()],
             "not_counted": list(self.prepared.settings.not_counted),
             "target": self.prepared.settings.target,
-            "difference_to_original": self.against_original.worst
-            if self.against_original
-            else None,
+            **self._of_outputs(),
             "written_model": dict(self.written),
             "seconds_by_phase": dict(self.phases),
             "notes": list(plan.notes),
@@ -117,6 +117,16 @@ class Result:
             return about | self._of_devices(artifact)
         assert isinstance(artifact, InOneSession)
         return about | self._of_session(artifact)
+
+    def _of_outputs(self) -> dict[str, Any]:
+        """Outputs against the original's; no difference in numbers where one has infinities, or a
+        shape, that the other has not."""
+        found = self.against_original
+        return {
+            "difference_to_original": found.worst if found and isfinite(found.worst) else None,
+            "bit_equal_to_original": found.bit_equal if found else None,
+            "same_as_original": self.candidate.artifact.allows(found) if found else None,
+        }
 
     @cached_property
     def _beside(self) -> Beside:
@@ -289,6 +299,8 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
         made = candidate.artifact
         bytes_ = bytes_checks(made.predict(), run, candidate.limits, made.beside)
         close = compare(next(iter(run.outputs.values())), prepared.baseline.outputs)
+        if not (made.allows(close) or verified.changing):
+            candidate = candidate.noted(_said_of_other(close, prepared))
     timings: list[Timing] = []
     seconds = for_timing(prepared, log) if timed.seconds is None else timed.seconds
     if seconds > 0 and not (timed.stop and timed.stop()):
@@ -303,6 +315,21 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
         phases=dict(log.seconds),
         **more,
     )
+
+
+def _said_of_other(found: Difference, prepared: Prepared) -> str:
+    """That outputs are not those of the original: it is no fault of the plan, whose outputs are
+    those of the graph that it is a plan of."""
+    by = f"by {found.worst:.2g} of its largest value" if isfinite(found.worst) else (
+        "in what is infinite or no number, or in its shape"
+    )  # fmt: skip
+    said = (
+        f"output '{found.output}' is not the original's: it differs {by} (allowed "
+        f"{found.tolerance:.0e}), and verify will say so. onnxruntime computes the original with "
+        "ops that it fuses, which round elsewhere"
+    )
+    host = prepared.settings.target == HOST
+    return said if host else f"{said}; --target host plans these"
 
 
 def _refuse_wrong(verified: Verified) -> None:

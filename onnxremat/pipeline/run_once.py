@@ -73,12 +73,16 @@ def run_once(
         "kernels": len(found.kernels),
         "seconds": found.seconds,
         "options": options.to_json(),
-        "outputs": {
-            name: {"shape": list(np.shape(value)), "dtype": str(getattr(value, "dtype", ""))}
-            for name, value in found.outputs.items()
-        },
+        "outputs": {name: _about(value) for name, value in found.outputs.items()},
         "not_saved": left_out,
     }
+
+
+def _about(value: Any) -> dict[str, Any]:
+    """Shape and element type of an output; of a sequence or map how much it holds."""
+    if isinstance(value, list | dict):
+        return {"shape": [len(value)], "dtype": "map" if isinstance(value, dict) else "sequence"}
+    return {"shape": list(np.shape(value)), "dtype": str(getattr(value, "dtype", ""))}
 
 
 def _beside(graph: Graph, found: Profile, told: Mapping[str, Any]) -> Beside:

@@ -99,7 +99,8 @@ def _constant(model: onnx.ModelProto, name: str, text: str) -> onnx.TensorProto:
         raise UsageError(
             f"input '{name}' cannot be set",
             why="its shape is not known" if len(shape) < len(dims) else f"its shape is {shape}",
-            hint="set-input is for flags and numbers; bind sizes of others with --dim or --shape",
+            hint="set-input is for flags and numbers, whose sizes are in the file; a state, which "
+            "changes from run to run, stays an input: other commands bind its sizes with --dim",
         )
     if len(numbers) not in (1, math.prod(shape)):
         raise UsageError(

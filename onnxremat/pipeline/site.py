@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from onnx import TensorProto
+
 from onnxremat.device.machine import Machine
+from onnxremat.errors import UnsupportedError
+from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
 from onnxremat.rewrite.partition import Counted
 
@@ -47,3 +51,25 @@ class Site:
         links = [li for li in self.machine.links if not others & {li.source, li.target}]
         return replace(self, machine=replace(self.machine, devices=tuple(devices),
                                              links=tuple(links)))  # fmt: skip
+
+
+def require_values(graph: Graph) -> None:
+    """Fail before anything is priced where partitions cannot take or give what a model does.
+
+    Raises:
+        UnsupportedError: an output is no result of an op, or no tensor; or an input holds strings.
+    """
+    hint, told = "plan without --devices", ""
+    for name in graph.outputs:
+        if name not in graph.producer:
+            told = f"output '{name}' is an input or a weight: no op makes it, and so no device"
+            hint = f"put an Identity before it, or {hint}"
+        elif not graph.tensors[name].dtype:
+            told = f"output '{name}' is no tensor, which partitions give"
+    for name in graph.inputs:
+        if graph.tensors[name].dtype == TensorProto.STRING:
+            told = (
+                f"input '{name}' holds strings, which onnxruntime's Python interface does not bind"
+            )
+    if told:
+        raise UnsupportedError(told, hint=hint)

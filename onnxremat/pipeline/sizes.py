@@ -7,6 +7,8 @@ from pathlib import Path
 import onnx
 
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.marks import first_of
+from onnxremat.graph.chosen import chosen_by
 from onnxremat.graph.fixed_counts import FOUND_ALONG, fixed_count
 from onnxremat.graph.ir import Graph, Tensor
 from onnxremat.graph.sequence_bytes import sequence_bytes
@@ -62,10 +64,11 @@ def seen_sizes(graph: Graph) -> frozenset[str]:
     return frozenset(name for name, tensor in graph.tensors.items() if tensor.seen)
 
 
-def size_notes(graph: Graph, most: int | None = None) -> tuple[str, ...]:
+def size_notes(graph: Graph, ran: bool, most: int | None = None) -> tuple[str, ...]:
     """What a user should know of values whose bytes are not known, or not always the same.
 
     Args:
+        ran: bytes and times are those of a run.
         most: bytes with everything kept and each value as large as it can be, None where that is
             not known.
     """
@@ -90,6 +93,15 @@ def size_notes(graph: Graph, most: int | None = None) -> tuple[str, ...]:
             f"{len(unknown)} values are no tensors ('{unknown[0]}' the first): their bytes are not "
             "predicted, only measured"
         )
+    choosing = [(op, names) for op in graph.ops if (names := chosen_by(graph, op))]
+    if choosing:
+        op, names = choosing[0]
+        notes.append(
+            f"what {op.name} ({op.op_type}) runs follows from {first_of(names, 3)}"
+            + (f", and so with {len(choosing) - 1} more" if choosing[1:] else "")
+            + (": bytes and times are those of the inputs that it was measured with; --data gives "
+               "your own" if ran else ": what it takes inside is not known without a run")
+        )  # fmt: skip
     finding = [op for op in graph.ops if op.op_type in FOUND_ALONG]
     if finding:
         constant_of = Constants(graph)

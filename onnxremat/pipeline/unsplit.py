@@ -22,7 +22,7 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.sizes import known_sizes, seen_sizes, with_measured_shapes
 from onnxremat.pipeline.time_left import is_slow
 from onnxremat.schedule.updates import written_over
-from onnxremat.session.measure import weight_bytes
+from onnxremat.session.measure import weight_bytes, weights_foreseen
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Settings
@@ -64,6 +64,8 @@ class Unsplit(AsRead):
         listed: ``plain`` with the sizes that a run has shown, in the file's order.
         measured: bytes of the original under default options; None where it was not run.
         forward: the model that a training step was made of here, None for what was read.
+        unforeseen: bytes of weights that the original's session held beyond what is known of its
+            kernels; 0 where it was not run.
     """
 
     made: Optimised
@@ -71,6 +73,7 @@ class Unsplit(AsRead):
     listed: Graph
     measured: int | None
     forward: onnx.ModelProto | None = None
+    unforeseen: int = 0
 
     @cached_property
     def peak(self) -> int:
@@ -97,9 +100,11 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     log("optimising the graph as onnxruntime does at load")
     original, home, feeds, baseline = read.source, read.home, read.feeds, read.baseline
     listed = with_shapes(read.plain, known_sizes(original), seen_sizes(original))
-    peak, saved = None, None
+    peak, saved, unforeseen = None, None, 0
     if baseline is not None:
-        peak = peak_of(original, baseline, home)
+        known = weights_foreseen(original, baseline, level=DEFAULT.level, folder=home)
+        peak = max(known, baseline.weight_bytes) + baseline.live_peak
+        unforeseen = max(0, baseline.weight_bytes - known)
         saved = baseline.fused if settings.target == HOST and read.plain is original else None
         baseline = replace(baseline, fused=None)
     made = optimised_for(
@@ -117,7 +122,7 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     original = written_over(original, updates)
     return Unsplit(
         read.name, home, original, read.plain, feeds, baseline, read.came, read.files,
-        made, graph, listed, peak,
+        made, graph, listed, peak, unforeseen=unforeseen,
     )  # fmt: skip
 
 

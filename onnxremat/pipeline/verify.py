@@ -121,6 +121,7 @@ def verify(
     written = _Verified.read(Path(result), (settings or Settings()).threads, original)
     wanted = settings or Settings()
     kept = written.artifact.plan.provenance.settings
+    _require_sizes(wanted, kept.get("dims", {}), written)
     wanted = replace(
         wanted,
         shapes=wanted.shapes or kept.get("shapes", {}),
@@ -260,6 +261,29 @@ class _Verified:
                 hint="give bytes",
             )
         return found
+
+
+def _require_sizes(asked: Settings, kept: Mapping[str, int], written: _Verified) -> None:
+    """Raises:
+    UsageError: sizes are asked for that are not those of the file's inputs.
+
+    Args:
+        kept: open dimensions that it was planned for.
+    """
+    planned = {
+        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for value in written.model.graph.input
+    }
+    rows: list[tuple[str, object, object]] = [
+        (name, planned.get(name), tuple(shape)) for name, shape in asked.shapes.items()
+    ]
+    rows += [(name, kept.get(name), size) for name, size in asked.dims.items()]
+    for name, there, given in rows:
+        if there is not None and there != given:
+            raise UsageError(
+                f"{written.path} is planned with '{name}' of {there}, not {given}",
+                hint="leave out --shape and --dim: the file knows them; or plan for other sizes",
+            )
 
 
 def _require_inputs(reference: Reference, written: _Verified) -> None:

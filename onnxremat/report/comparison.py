@@ -341,10 +341,13 @@ def _output_words(facts: Facts) -> str:
     if facts.get("bit_equal") is not None:
         same = "bit-equal to" if facts["bit_equal"] else "differ from"
         words.append(f"{same} the graph that stores everything")
-    if facts.get("difference_to_original") is not None:
-        worst = facts["difference_to_original"]
+    worst = facts.get("difference_to_original")
+    if facts.get("same_as_original") is False:
+        words.append("NOT the original's" + (f", by {worst:.1e}" if worst else ""))
+    elif worst is not None:
+        equal = facts.get("bit_equal_to_original", not worst)
         words.append(
-            f"within {worst:.1e} of the original" if worst else "bit-equal to the original"
+            "bit-equal to the original" if equal else f"within {worst:.1e} of the original"
         )
     return ", ".join(words)
 

@@ -46,7 +46,9 @@ def read_sweep(path: Path) -> Swept:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} is not the curve of a model",
-            why=(error.strerror or "") if isinstance(error, OSError) else repr(error),
+            why=(error.strerror or "")
+            if isinstance(error, OSError)
+            else plain_json.why_damaged(error),
             hint="onnxremat sweep IN.onnx -o curve.json makes one",
         ) from error
     if not points:

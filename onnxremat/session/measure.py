@@ -74,13 +74,20 @@ def weight_bytes(
         measured: a run at that level; where it kept what onnxruntime made of the graph, that need
             not be asked again.
     """
-    if level == "disable":
-        held = held_by(graph)
-    elif measured is not None and measured.fused is not None:
-        held = weights_held(measured.fused)
-    else:
-        held = resident_weights(to_model(graph), level, folder)
+    held = weights_foreseen(graph, measured, level=level, folder=folder)
     return max(held, measured.weight_bytes if measured else 0)
+
+
+def weights_foreseen(
+    graph: Graph, measured: Profile | None, *, level: str, folder: Path | None
+) -> int:
+    """The same by what is known of kernels alone: what they pack of quantised weights, and hold of
+    those inside bodies, a run tells."""
+    if level == "disable":
+        return held_by(graph)
+    if measured is not None and measured.fused is not None:
+        return weights_held(measured.fused)
+    return resident_weights(to_model(graph), level, folder)
 
 
 def executed(graph: Graph, options: Options) -> Graph:

@@ -110,12 +110,14 @@ def updates_words(state: int, peak: int, not_counted: Iterable[str]) -> str:
     Args:
         state: bytes of parameters and state, and so of their new values.
         peak: bytes of weights and values, the new ones among them.
+        not_counted: what the budget leaves out already.
     """
-    if UPDATES in not_counted or not state or 10 * state < peak:
+    left_out = tuple(not_counted)
+    if UPDATES in left_out or not state or 10 * state < peak:
         return ""
     return (
         f"{format_bytes(state)} of the values are new parameters and state: a Trainer writes them "
-        f"over the old ones, and --not-counted {UPDATES} plans for that"
+        f"over the old ones, and --not-counted {','.join((*left_out, UPDATES))} plans for that"
     )
 
 

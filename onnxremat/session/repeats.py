@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -71,7 +71,7 @@ def repeats(session: Any, feeds: Feeds, runs: int = RUNS, drawn: Collection[str]
     """
     names = [value.name for value in session.get_outputs()]
     first = dict(zip(names, run_session(session, feeds), strict=True))
-    few = sum(np.size(value) for value in first.values()) <= FEW
+    few = sum(map(_elements, first.values())) <= FEW
     seen = [first]
     changing, spread = dict[str, None](), 0.0
     for number in range(1, MOST_RUNS):
@@ -87,6 +87,18 @@ def repeats(session: Any, feeds: Feeds, runs: int = RUNS, drawn: Collection[str]
             spread = max([spread, *apart.values()])
         seen += [again] if few and new else []
     return Repeats(next(iter(changing), ""), spread, tuple(changing))
+
+
+def _elements(value: Any) -> int:
+    """Of an array, or of what a sequence or map holds, be it of arrays of different shapes."""
+    if isinstance(value, np.ndarray):
+        return int(value.size)
+    rows = value.values() if isinstance(value, Mapping) else value
+    return sum(map(_elements, rows)) if isinstance(rows, Iterable) and not _is_text(rows) else 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | bytes)
 
 
 def _apart(names: Sequence[str], one: Arrays, other: Arrays) -> dict[str, float]:

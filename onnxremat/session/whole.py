@@ -36,7 +36,7 @@ def only_device(head: onnx.ModelProto) -> Device | None:
         machine = parse_machine(about["machine"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            "the device plan is damaged", why=repr(error), hint="plan again"
+            "the device plan is damaged", why=plain_json.why_damaged(error), hint="plan again"
         ) from error
     device = machine.device(parts[0]) if len(parts) == 1 else None
     return device if device is not None and device.opaque else None

@@ -22,7 +22,7 @@ from onnxremat.errors import UsageError
 from onnxremat.grad.description import Training
 from onnxremat.limits import at_least
 from onnxremat.ort.arrays import BROKEN, read_arrays
-from onnxremat.ort.binding import check_names
+from onnxremat.ort.binding import check_elements, check_names
 
 Batch = Mapping[str, np.ndarray]
 ENDED: Any = object()  # what no loader makes
@@ -124,6 +124,13 @@ class Loader:
         while True:
             with _blamed("the loader"):
                 batch = next(batches, ENDED)
+            if batch is ENDED and not k:
+                raise UsageError(
+                    "the loader makes no batches",
+                    where=f"epoch {number}",
+                    hint="it is called for every epoch, and to count its batches before: it has to "
+                    "make them anew, where a generator or an iterator that it keeps has ended",
+                )
             if batch is ENDED:
                 return
             if not isinstance(batch, Mapping):
@@ -132,7 +139,9 @@ class Loader:
                     hint="it has to make dicts with an array per input",
                 )
             if k >= start:
-                yield {name: np.asarray(value) for name, value in batch.items()}
+                with _blamed("the loader"):  # a list of unequal rows, say, is no array
+                    arrays = {name: np.asarray(value) for name, value in batch.items()}
+                yield arrays
             k += 1
 
 
@@ -147,6 +156,29 @@ class Batches(Protocol):
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch, from batch ``start``."""
         ...
+
+
+def by_epoch(data: Batches | Iterable[Batch]) -> Batches:
+    """What has batches by epoch; of a list, or a PyTorch ``DataLoader``, each epoch goes through
+    all of it.
+
+    Raises:
+        UsageError: it can be gone through once, or is something else.
+    """
+    if hasattr(data, "epoch"):
+        return cast(Batches, data)
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"a {type(data).__name__} is no batches",
+            hint="a list of dicts with an array per input, or of a dict of all rows "
+            "onnxremat.training.data.Arrays(arrays, trainer.batch_size)",
+        )
+    if iter(data) is data:
+        raise UsageError(
+            f"a {type(data).__name__} ends, and each epoch goes through all batches",
+            hint="give a list, or onnxremat.training.data.Loader(function): it is called for each",
+        )
+    return Loader(lambda epoch: data)
 
 
 AnyBatches = TypeVar("AnyBatches", bound=Batches)
@@ -212,11 +244,16 @@ def check_arrays(about: Training, types: Types, data: Batches, where: str = "") 
                 f"a row of array '{name}' has shape {list(array.shape[1:])}, the step wants {row}",
                 where=where,
             )
-        if not np.can_cast(array.dtype, dtype, "same_kind"):
-            raise UsageError(
-                f"array '{name}' is {array.dtype}, the step wants {dtype}", where=where
-            )
+        _check_elements(name, array, dtype, where)
     check_labels(about, data.arrays, where)
+
+
+def _check_elements(name: str, array: np.ndarray, dtype: np.dtype, where: str) -> None:
+    try:
+        check_elements(f"array '{name}'", array, dtype, "the step")
+    except UsageError as error:
+        error.where = where
+        raise
 
 
 def _check_rows(shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
@@ -259,6 +296,8 @@ def check_labels(about: Training, batch: Batch, where: str = "") -> None:
     if not about.classes or about.target not in batch:
         return
     labels = np.asarray(batch[about.target])
+    if labels.dtype.kind not in "biuf":  # refused as what they are
+        return
     wrong = (labels < 0) | (labels >= about.classes)
     ignored = about.loss_settings.get("ignore_index")
     if ignored is not None:

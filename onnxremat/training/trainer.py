@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
 from onnxremat.session.region import find_region
 from onnxremat.training.checkpoint import facts_of, progress_in
-from onnxremat.training.data import Batch, Batches, check_batch, read_by
+from onnxremat.training.data import Batch, Batches, by_epoch, check_batch, read_by
 from onnxremat.training.on_devices import DeviceSteps, planned_steps
 from onnxremat.training.progress import Progress
 from onnxremat.training.schedules import Schedule
@@ -281,7 +281,7 @@ class Trainer:
 
     def fit(
         self,
-        data: Batches,
+        data: Batches | Iterable[Batch],
         epochs: int,
         *,
         checkpoint: Path | None = None,
@@ -294,7 +294,7 @@ class Trainer:
         The last update of an epoch averages what is left where the batches do not fill it.
 
         Args:
-            data: batches by epoch.
+            data: batches by epoch, or a list or the like, whose batches each epoch has.
             epochs: to train in all, those already done included.
             checkpoint: file to write after each epoch, and every ``every`` steps; by several
                 processes after the update that follows.
@@ -307,7 +307,7 @@ class Trainer:
         Raises:
             UsageError: the data do not suit the graph, or the loss is no number any more.
         """
-        data = read_by(self.training, self.types, data)
+        data = read_by(self.training, self.types, by_epoch(data))
         progress, losses, due = self.progress, [], False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
         progress.begin(getattr(data, "order", ""))

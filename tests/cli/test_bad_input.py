@@ -397,6 +397,69 @@ def test_wrong_arrays(changes: dict, word: str, cli: Command, folder: Path, chai
     assert listing() == ["feeds.npz"]
 
 
+def test_integers_that_would_become_other_ones(cli: Command, folder: Path) -> None:
+    text = "g (int32[2] x) => (float[2] y) <float[3] table = {1, 2, 3}> { y = Gather(table, x) }"
+    onnx.save(parse(text), "in.onnx")
+    for name, row in (("good", [0, 2]), ("high", [0, 1 << 32]), ("low", [-(1 << 33), 0])):
+        np.savez(f"{name}.npz", x=np.array(row, np.int64))
+    assert cli("run", "in.onnx", "--data", "good.npz").code == 0
+    cli("run", "in.onnx", "--data", "high.npz").assert_refused(2, "holds 4294967296", "int32")
+    cli("run", "in.onnx", "--data", "low.npz").assert_refused(2, "holds -8589934592", "int32")
+
+
+def test_sequences_of_arrays_of_different_shapes(cli: Command, folder: Path) -> None:
+    made = model(node("SplitToSequence", "x rows", "y", axis=0))
+    rows = onnx.numpy_helper.from_array(np.array(3, np.int64), "rows")
+    made.graph.initializer.append(rows)
+    given = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    made.graph.output[0].CopyFrom(helper.make_value_info("y", given))
+    onnx.save(made, "in.onnx")
+    ran = cli("run", "in.onnx", "--save", "out.npz", "--json")
+    assert ran.facts["outputs"]["y"] == {"shape": [2], "dtype": "sequence"}
+    assert cli("optimize", "in.onnx", "out.onnx", "-b", "4MiB", *QUICK[:2]).code == 0
+    verified = cli("verify", "in.onnx", "out.onnx")
+    assert verified.code == 0, verified.err
+
+
+def test_arrays_for_inputs_that_have_a_value(cli: Command, folder: Path) -> None:
+    made = parse("g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
+    made.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (2,)))
+    onnx.save(made, "in.onnx")
+    values = {name: np.ones(2, np.float32) for name in ("x", "w", "other")}
+    np.savez("feeds.npz", **values)
+    cli("run", "in.onnx", "--data", "feeds.npz").assert_refused(2, "'w' has a value", "feeds.npz")
+    del values["w"]
+    np.savez("feeds.npz", **values)
+    assert cli("run", "in.onnx", "--data", "feeds.npz").code == 0
+
+
+def test_strings_go_in_and_come_out(cli: Command, folder: Path) -> None:
+    """Into a process of their own, too, which reads no objects."""
+    made = model(node("Identity", "x", "y"))
+    made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.STRING, (2,)))
+    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.STRING, (2,)))
+    onnx.save(made, "in.onnx")
+    np.savez("feeds.npz", x=np.array(["a", "bc"]))
+    assert cli("run", "in.onnx", "--data", "feeds.npz", "--save", "out.npz").code == 0
+    assert np.load("out.npz")["y"].tolist() == ["a", "bc"]
+    asked = ("--data", "feeds.npz")
+    assert cli("optimize", "in.onnx", "out.onnx", *asked, "-b", "1x", *QUICK[:2]).code == 0
+    verified = cli("verify", "in.onnx", "out.onnx", *asked)
+    assert verified.code == 0, verified.err
+    np.savez("numbers.npz", x=np.ones(2))
+    cli("run", "in.onnx", "--data", "numbers.npz").assert_refused(2, "float64", "strings")
+
+
+def test_arrays_for_what_is_no_tensor(cli: Command, folder: Path) -> None:
+    given = helper.make_tensor_type_proto(TensorProto.FLOAT, (2,))
+    row = helper.make_value_info("s", helper.make_sequence_type_proto(given))
+    made = model(node("ConcatFromSequence", "s", "y", axis=0))
+    made.graph.input[0].CopyFrom(row)
+    onnx.save(made, "in.onnx")
+    np.savez("feeds.npz", s=np.ones(2, np.float32))
+    cli("run", "in.onnx", "--data", "feeds.npz").assert_refused(2, "'s' cannot be given", "tensor")
+
+
 def test_files_that_hold_no_arrays(cli: Command, folder: Path, chain: Path) -> None:
     np.savez("good.npz", **arrays())
     np.save("array.npy", arrays()["x"])
@@ -432,6 +495,15 @@ def test_plans_of_other_models_and_files_that_are_none(
     for name in ("text.json", "list.json", "object.json", "bytes.json", "gone.json"):
         cli("inspect", name).assert_refused(2)
     assert not Path("out.onnx").exists()
+
+
+def test_verify_with_other_sizes_than_planned(cli: Command, folder: Path) -> None:
+    onnx.save(parse("g (float[n, 8] x) => (float[n, 8] y) { a = Sin(x) y = Cos(a) }"), "in.onnx")
+    bound = ("--dim", "n=4", "-b", "1x", *QUICK[:2])
+    assert cli("optimize", "in.onnx", "out.onnx", "--target", "portable", *bound).code == 0
+    verify = ("verify", "in.onnx", "out.onnx")
+    cli(*verify, "--dim", "n=2").assert_refused(2, "planned with 'n' of 4, not 2")
+    cli(*verify, "--shape", "x:2,8").assert_refused(2, "planned with 'x' of (4, 8), not (2, 8)")
 
 
 def test_verify_needs_a_plan(cli: Command, folder: Path, chain: Path) -> None:

@@ -80,7 +80,7 @@ def test_what_cannot_be_set(cli: Command, rates: Path) -> None:
 
 def test_a_branch_that_is_not_known_says_how_to_choose_it(cli: Command, rates: Path) -> None:
     asked = ("differentiate", "in.onnx", "step.onnx", "--loss", "mse", "--dim", "flags=1")
-    cli(*asked).assert_refused(2, "size of tensor 'y' is not known", "onnxremat set-input")
+    cli(*asked).assert_refused(2, "size of tensor 'y' is not known", "set-input IN OUT rate=VALUE")
     same = RATES.replace("[2, k]", "[2, 2]").replace("float[2, 1] p", "float[2, 2] p")
     same = same.replace("float[3, 1]", "float[3, 2]").replace("2.25}", "2.25, 1.25, 3, 7}")
     onnx.save(parse(same), "in.onnx")
@@ -90,3 +90,19 @@ def test_a_branch_that_is_not_known_says_how_to_choose_it(cli: Command, rates: P
     assert step.code == 0, step.err
     cli("differentiate", "o.onnx", "step.onnx", "--loss", "mse")
     cli("set-input", "step.onnx", "p.onnx", "x=1").assert_refused(2, "is a training step")
+
+
+def test_what_ran_of_a_choice_is_said(cli: Command, rates: Path) -> None:
+    """Made-up inputs run one branch: what the others take is not seen."""
+    chosen = "what If_1 (If) runs follows from rate"
+    asked = ("optimize", "in.onnx", "out.onnx", "-b", "4MiB", "--dim", "flags=1")
+    made = cli(*asked, "--bench-seconds", 0)
+    assert made.code == 0, made.err
+    assert chosen in " ".join(made.err.split())
+    refused = cli("explain", "in.onnx", "--dim", "flags=1")
+    refused.assert_refused(2, "size of tensor 'y' is not known", "rate=VALUE")
+    by_data = "s = ReduceSum<keepdims=0>(x) c = Cast<to=9>(s)"
+    onnx.save(parse(RATES.replace("c = Equal(rate, low)", by_data)), "in.onnx")
+    refused = cli("explain", "in.onnx", "--dim", "flags=1")
+    refused.assert_refused(2, "size of tensor 'y' is not known")
+    assert "set-input" not in refused.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -106,6 +107,32 @@ def test_wrong_options_are_refused(
 ) -> None:
     cli("optimize", step, "out.onnx", *more).assert_refused(code, words)
     assert listing() == ["step.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(float[4] x) => (float[4] y, float[4] x) { y = Sin(x) }", "'x' is an input or a weight"),
+        (
+            "(float[4] x) => (seq(float) y) { a = Sin(x) y = SequenceConstruct(a) }",
+            "'y' is no tensor",
+        ),
+        ("(string[4] x) => (string[4] y) { y = Identity(x) }", "'x' holds strings"),
+    ],
+)
+def test_what_partitions_do_not_take_or_give(
+    cli: Command, folder: Path, text: str, words: str
+) -> None:
+    onnx.save(parse(f"g {text}"), "in.onnx")
+    np.savez(
+        "feeds.npz",
+        x=np.array(["1"] * 4 if "string" in text else [1] * 4).astype(
+            str if "string" in text else np.float32
+        ),
+    )
+    asked = ("optimize", "in.onnx", "out.onnx", "--devices", "cpu-2x1", "--data", "feeds.npz")
+    cli(*asked).assert_refused(7, words)
+    assert not Path("out.onnx").exists()
 
 
 def test_export_of_a_plain_model_is_refused(cli: Command, step: Path) -> None:

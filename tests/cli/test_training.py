@@ -37,6 +37,12 @@ def short(epoch):
     yield {name: a[:7] for name, a in data.items()}
 def strange(epoch):
     yield {"x": data["x"][:8], "labels": data["labels"][:8] + 3}
+def ragged(epoch):
+    yield {"x": [[1, 2], [3]], "labels": data["labels"][:8]}
+def numbered(epoch):
+    yield {1: data["x"][:8], "labels": data["labels"][:8]}
+def named(epoch):
+    yield {"x": data["x"][:8], "labels": ["cat"] * 8}
 """
 
 
@@ -158,6 +164,18 @@ def test_resume_goes_on_and_then_has_nothing_to_do(cli: Command, work: Path) -> 
     assert said.facts["losses"] == []
     assert Path("out.onnx").exists()
     assert not Path("loss.png").exists()
+    assert "loss.png is not written" in said.err
+
+
+def test_a_step_that_holds_first_values_is_compared_with_its_plan(cli: Command, work: Path) -> None:
+    """A planned one lacks them: they are inputs of both."""
+    made = cli("differentiate", "net.onnx", "held.onnx", "--initializers", "-q")
+    assert made.code == 0, made.err
+    asked = ("-b", "4MiB", "--bench-seconds", 0, "--time-limit", 1)
+    assert cli("optimize", "held.onnx", "out.onnx", *asked).code == 0
+    verified = cli("verify", "held.onnx", "out.onnx")
+    assert verified.code == 0, verified.err
+    assert cli("bench", "held.onnx", "out.onnx", "--seconds", 0.1).code == 0
 
 
 def test_sources_give_the_same_training(cli: Command, work: Path) -> None:
@@ -239,7 +257,8 @@ def test_files_that_are_no_data(cli: Command, work: Path) -> None:
         ("syntax.py:f", "SyntaxError"), ("loader.py:gone", "no function 'gone'"),
         ("loader.py:raises", "KeyError: 'boom'"), ("loader.py:none", "makes no batches"),
         ("loader.py:tuples", "made a tuple"), ("loader.py:short", "shape [7, 4]"),
-        ("loader.py:strange", "is no class"),
+        ("loader.py:strange", "is no class"), ("loader.py:ragged", "ValueError"),
+        ("loader.py:numbered", "no value for input 'x'"), ("loader.py:named", "wants int64"),
     ):  # fmt: skip
         cli(*training("--data", source)).assert_refused(2, word)
 

@@ -1,4 +1,4 @@
-"""Models that return maps, as scikit-learn's classifiers do."""
+"""Models that return maps, as scikit-learn's classifiers do, or elements that NumPy lacks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxremat
-from onnxremat.errors import UsageError
+from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.grad import differentiate
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.training.trainer import UNPLANNED
+from tests.toolbox import parse
 
 ML = "ai.onnx.ml"
 
@@ -45,6 +46,16 @@ def test_a_run_into_given_memory_returns_maps_too() -> None:
     np.testing.assert_array_equal(label, plain[0])
     assert maps == plain[1]
     assert len(maps) == 16
+
+
+@pytest.mark.parametrize(("kind", "name"), [(16, "bfloat16"), (22, "int4")])
+def test_outputs_that_are_no_arrays(kind: int, name: str) -> None:
+    model = parse(f"g (float[2, 3] x) => (float[2, 3] y) {{ a = Sin(x) y = Cast<to={kind}>(a) }}")
+    model.graph.output[0].type.tensor_type.elem_type = kind
+    model.opset_import[0].version = 21
+    session = open_session(model, session_options(UNPLANNED))
+    with pytest.raises(UnsupportedError, match=f"output 'y' is {name}"):
+        run_session(session, {"x": np.ones((2, 3), np.float32)})
 
 
 def test_the_default_order_is_not_promised_where_pins_cannot_fix_it() -> None:

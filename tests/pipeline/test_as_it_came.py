@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
 
 import onnxremat
-from onnxremat import Training
+from onnxremat import Training, api
 from onnxremat.errors import VerificationError
 from onnxremat.ort import functions, infer
-from onnxremat.pipeline import prepare, reference
+from onnxremat.pipeline import in_session, prepare, reference, result
+from onnxremat.pipeline.planned import read_written
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
+from onnxremat.session.compare import Difference
+from tests.toolbox import parse
 
 QUICK = PlanOptions(time_limit=0.5)
 TEXT = """<ir_version: 10, opset_import: ["" : 21, "my" : 1]>
@@ -115,3 +120,31 @@ def test_functions_that_are_read_right_are_no_difference(body: str, tmp_path: Pa
     onnx.save(onnx.parser.parse_model(text), path)
     optimise(path, out)
     assert onnxremat.verify(path, out).ok
+
+
+@pytest.mark.parametrize(("worst", "by"), [(0.1, "by 0.1 of"), (math.inf, "infinite or no number")])
+def test_outputs_that_are_not_the_original_s_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worst: float, by: str
+) -> None:
+    """Of what is fused otherwise, say; a file that says so is read again."""
+    other = Difference(False, worst, "y", 1e-3, False)
+    monkeypatch.setattr(result, "compare", lambda *given: other)
+    model = parse("g (float[4, 64] x) => (float[4, 64] y) { a = Sin(x) b = Cos(a) y = Exp(b) }")
+    settings = Settings(threads=1, target="portable")
+    made = api.optimize(model, budget="1x", settings=settings, bench_seconds=0)
+    assert any(by in note for note in made.facts()["notes"])
+    assert "NOT the original's" in made.report()
+    made.save(tmp_path / "out.onnx")
+    written = read_written(tmp_path / "out.onnx")
+    assert written.facts["same_as_original"] is False
+    assert "Infinity" not in (tmp_path / "out.onnx.options.json").read_text()
+
+
+def test_what_onnxruntime_adds_to_an_order_is_named() -> None:
+    """Half precision as it is given, on the processor: casts around every op."""
+    run = {"profile": SimpleNamespace(kernels=[]), "missing": (), "merged": (), "extra": ("cast",)}
+    differs = in_session._order("order", cast(Any, SimpleNamespace(order_kept=False, **run)))
+    assert not differs.ok
+    assert "adds 1 ops as it opens the model, casts of half precision" in differs.text
+    kept = in_session._order("order", cast(Any, SimpleNamespace(order_kept=True, **run)))
+    assert (kept.ok, kept.text) == (True, "0 kernels as planned")

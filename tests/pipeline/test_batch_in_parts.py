@@ -408,6 +408,22 @@ def test_why_a_batch_stays_whole_is_said() -> None:
     assert said in refused.value.hint
 
 
+def test_a_batch_that_does_not_run_in_parts_is_said_in_plain_words() -> None:
+    """Rows of a graph network read rows of others, by numbers of rows."""
+    body = "e = Gather(x, i)  m = Sin(e)  y = ScatterElements<axis = 0>(x, k, m)"
+    text = f"g (float[8, 256] x, int64[6] i, int64[6, 256] k) => (float[8, 256] y) {{ {body} }}"
+    settings, options = PLANNED, PlanOptions(time_limit=4.0, threads=1)
+    made = api.optimize(
+        parse(text), budget="min", settings=settings, options=options, bench_seconds=0
+    )
+    (said,) = (note for note in made.facts()["notes"] if note.startswith("the batch stays whole"))
+    assert "FAIL" not in said
+    with pytest.raises(UnsupportedError) as refused:
+        prepare(parse(text), replace(settings, split_batch=(2,)))
+    assert said.endswith(f"in parts ({refused.value.why})")
+    assert refused.value.where.startswith("onnxruntime: ")
+
+
 def test_shares_end_together() -> None:
     assert shares(8, [1.0, 1.0]) == [4, 4]
     assert shares(8, [1.0, 3.0]) == [6, 2]

@@ -51,3 +51,19 @@ def test_steps_with_bodies_keep_a_budget(text: str, tmp_path: Path) -> None:
     assert abs(found["peak_predicted_bytes"] - found["peak_measured_bytes"]) < 64
     result.save(tmp_path / "out.onnx")
     assert verify(step, tmp_path / "out.onnx").ok
+
+
+def test_weights_of_bodies_count_where_costs_are_known() -> None:
+    """A run alone tells how they are held: the second command makes one, too."""
+    weight = np.arange(2048, dtype=np.float32).reshape(32, 64) / 2048
+    model = parse("""g (float[4, 32] x, bool on) => (float[4, 64] y) {
+        y = If(on) <then_branch = t () => (float[4, 64] p) { p = MatMul(x, w) },
+                    else_branch = e () => (float[4, 64] q) { m = MatMul(x, v) q = Cos(m) }> }""")
+    for attribute, name in zip(model.graph.node[0].attribute, "wv", strict=True):
+        attribute.g.initializer.append(numpy_helper.from_array(weight, name))
+    settings = onnxremat.Settings(threads=1, target="portable")
+    for _ in range(2):
+        found = onnxremat.optimize(model, budget="4MiB", bench_seconds=0, settings=settings).facts()
+        assert found["weight_bytes"] >= weight.nbytes
+        assert abs(found["peak_predicted_bytes"] - found["peak_measured_bytes"]) < 64
+    assert found["cost_source"] == "cached"

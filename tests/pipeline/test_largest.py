@@ -48,5 +48,5 @@ def test_what_gets_smaller_as_more_is_found_has_no_such_size() -> None:
 
 def test_a_note_says_so() -> None:
     graph = measured(CHOSEN)
-    assert "at its largest, everything kept takes 2.00 MiB" in size_notes(graph, 2 << 20)[0]
-    assert "how large they can be is not known" in size_notes(graph)[0]
+    assert "at its largest, everything kept takes 2.00 MiB" in size_notes(graph, True, 2 << 20)[0]
+    assert "how large they can be is not known" in size_notes(graph, True)[0]

@@ -23,7 +23,7 @@ from onnxremat.pipeline.refusal import Refusal, Works
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session import resident
-from onnxremat.session.process import SESSION, SLACK, Beside, beside, counted
+from onnxremat.session.process import SESSION, SLACK, Beside, beside, counted, updates_words
 from onnxremat.session.resident import resident_rise
 from onnxremat.units import parse_budget, share_of
 from tests.limits import LONG
@@ -52,6 +52,7 @@ def test_parts_add_up_and_can_be_left_out() -> None:
     }  # fmt: skip
     assert counted(facts) == Beside(0, 4, 100)
     assert counted({"budget_bytes": 5}) == Beside()  # a file of an older version
+    assert "--not-counted inputs,updates plans for that" in updates_words(5, 10, ["inputs"])
 
 
 def test_bytes_are_for_the_process_and_shares_for_what_a_plan_changes() -> None:

@@ -57,6 +57,17 @@ def test_rows_that_see_others_have_no_other_batch_size(tmp_path: Path, old: int,
     set_batch(tmp_path / "net.onnx", tmp_path / "out.onnx", 5)
 
 
+def test_a_batch_size_that_a_model_had_before(tmp_path: Path) -> None:
+    made = "g (float[2, 3, 4] x) => (float[2, 12] y) <int64[2] s = {2, 12}> { y = Reshape(x, s) }"
+    file = tmp_path / "net.onnx"
+    onnx.save(parse(made), file)
+    for batch in (8, 4, 8):
+        set_batch(file, tmp_path / f"{batch}.onnx", batch)
+        file = tmp_path / f"{batch}.onnx"
+    names = [tensor.name for tensor in onnx.load(file).graph.initializer]
+    assert len(set(names)) == len(names)
+
+
 @pytest.mark.parametrize(("version", "listed"), [(3, True), (8, True), (8, False)])
 def test_inputs_that_need_not_be_given_are_named(version: int, listed: bool) -> None:
     model = parse("g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Mul(x, w) }")

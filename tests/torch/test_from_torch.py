@@ -166,3 +166,15 @@ def test_a_program_of_the_exporter_is_optimised(
         program, budget="1x", bench_seconds=0, settings=onnxremat.Settings(target="none")
     )
     assert found.facts()["difference_to_original"] <= 1e-5
+
+
+def test_what_is_no_number_in_both_is_the_same(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    class Logs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.log(x * self.scale)
+
+    assert onnxremat.from_torch(Logs(), batch[0], exporter="legacy").graph.node

@@ -360,6 +360,32 @@ def test_inputs_that_arrays_give_no_rows_of(shape: str) -> None:
     assert run.batch_size == (3 if shape else 4)
 
 
+def test_integers_that_would_become_other_ones() -> None:
+    text = (
+        "g (int8[4] i, float[4,2] x) => (float[4,2] y) <float[2,2] w = {1, 2, 3, 4}, "
+        "float[3,2] table = {1, 2, 3, 4, 5, 6}> "
+        "{ k = Cast<to=7>(i) e = Gather(table, k) s = Add(x, e) y = MatMul(s, w) }"
+    )
+    run = Trainer(differentiate(parse(text)), parse(text))
+    data = {"x": np.zeros((4, 2), np.float32), "labels": np.zeros(4, np.int64)}
+    run.step(data | {"i": np.array([0, 1, 2, 1])})
+    wrong = data | {"i": np.array([0, 1, 256, 1])}  # 256 is 0 in eight bits
+    for train in (lambda: run.step(wrong), lambda: run.fit(Arrays(wrong, 4), 1)):
+        with pytest.raises(UsageError, match="holds 256"):
+            train()
+
+
+def test_batches_as_a_list() -> None:
+    rows = [*Arrays(arrays(), BATCH, shuffle=False).epoch(0)]
+    one, other = trainer(), trainer()
+    assert one.fit(rows, 2) == other.fit(Arrays(arrays(), BATCH, shuffle=False), 2)
+    assert one.progress.epoch == 2
+    for wrong, word in ((iter(rows), "ends"), (arrays(), "Arrays"), (3, "no batches")):
+        with pytest.raises(UsageError) as refused:
+            one.fit(wrong, 3)  # type: ignore[arg-type]
+        assert word in str(refused.value)
+
+
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = trainer()
     write_tensors(tmp_path / "c.safetensors", {"a": np.ones(8, np.float32)})
@@ -489,6 +515,11 @@ def test_data_from_npz_folder_and_function(tmp_path: Path) -> None:
     assert isinstance(loader, Loader)
     assert len(loader) == 3
     assert [float(b["x"][0, 0]) for b in loader.epoch(5, start=1)] == [6.0, 7.0]
+    kept = iter([{"x": np.zeros(3)}])  # counting its batches has ended it
+    loader = Loader(lambda epoch: kept)
+    assert len(loader) == 1
+    with pytest.raises(UsageError, match="makes no batches"):
+        list(loader.epoch(0))
     with pytest.raises(UsageError, match="no function"):
         open_data(f"{tmp_path / 'load.py'}:absent", BATCH)
     with pytest.raises(UsageError, match="cannot read"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -61,6 +63,8 @@ def test_a_number_that_says_nothing_sensible(call: Callable[[], object], name: s
         ({"dims": {"batch": "4"}}, "a size of 'batch' is '4'"),
         ({"dims": {"batch": -4}}, "a size of 'batch' is -4"),
         ({"shapes": {"x": (4.0, 3)}}, "a size of 'x' is 4.0"),
+        ({"shapes": {"x": 4}}, "the shape of 'x' is 4"),
+        ({"not_counted": "inputs"}, "not_counted is 'inputs'"),
         ({"split_batch": 2}, "split_batch is 2"),
         ({"train": True}, "train is True"),
     ],
@@ -70,3 +74,12 @@ def test_settings_of_another_kind(given: dict[str, Any], what: str) -> None:
         Settings(**given)
     with pytest.raises(UsageError, match="max_overhead 10% is no limit"):
         Request(max_overhead=cast(Any, "10%"))
+
+
+def test_numbers_and_names_of_other_kinds_are_taken() -> None:
+    """They are written to files, which hold plain ones."""
+    sizes: Any = np.array([4, 8])
+    found = Settings(shapes={"x": sizes}, dims={"n": np.int64(4)}, data=cast(Any, "feeds.npz"))
+    assert json.loads(json.dumps(found.to_json()))["shapes"] == {"x": [4, 8]}
+    assert found.to_json()["dims"] == {"n": 4}
+    assert found.data == Path("feeds.npz")
