@@ -8,10 +8,7 @@ from onnx import TensorProto as T
 
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
-from onnxremat.graph.traits import MOVING
-
-# Known before the run whatever they read: a step has its sizes bound.
-_SIZES = frozenset({"Shape", "Size"})
+from onnxremat.graph.traits import MOVING, SIZES
 
 
 class Readers:
@@ -37,7 +34,7 @@ class Readers:
             self._before.append(mask)
             for name in op.writes:
                 self._index[name] = index
-            if op.op_type in _SIZES or all(name in self._constants for name in op.reads):
+            if op.op_type in SIZES or all(name in self._constants for name in op.reads):
                 self._constants.update(op.writes)
 
     def late(self, parameter: str, gradient: str) -> list[str]:

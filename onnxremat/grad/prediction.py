@@ -12,18 +12,18 @@ import math
 from dataclasses import dataclass, replace
 
 import onnx
-from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.grad.losses import Loss, check_prediction
 from onnxremat.grad.tape import FLOATS, Shape
+from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.traits import MOVING, is_alias
 
-ELEMENTWISE, ALONG_AXIS = frozenset({"Sigmoid"}), frozenset({"LogSoftmax", "Softmax"})
+ALONG_AXIS = frozenset({"LogSoftmax", "Softmax"})
+ACTIVATIONS = ALONG_AXIS | {"Sigmoid"}
 TAKING = MOVING | {"Gather"}  # elements of their first input, and nothing else
 CASTS = frozenset({"Cast", "CastLike"})
-WIDTH = {T.BFLOAT16: 2, T.FLOAT16: 2, T.FLOAT: 4, T.DOUBLE: 8}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _doubt(graph: Graph, output: str, loss: Loss) -> str:
     """That a loss of logits takes probabilities for these."""
     name, ways = output, list[str]()
     while loss.activations and (op := _maker(graph, name)) is not None:
-        if op.op_type in ELEMENTWISE | ALONG_AXIS:
+        if op.op_type in ACTIVATIONS:
             by = f" by way of {', '.join(reversed(ways))}" if ways else ""
             return (
                 f"the loss takes '{output}' for logits, and it is what {op.op_type} '{op.name}' "
@@ -94,7 +94,7 @@ def _behind(graph: Graph, output: str) -> tuple[list[Op], Op | None, int]:
     it has behind them; no activation where it does not commute with them."""
     name, moves = output, list[Op]()
     while (op := _maker(graph, name)) is not None:
-        if op.op_type in ELEMENTWISE | ALONG_AXIS:
+        if op.op_type in ACTIVATIONS:
             axis = _axis_behind(graph, op, moves[::-1]) if op.op_type in ALONG_AXIS else 0
             return moves[::-1], None if axis is None else op, axis or 0
         if op.op_type not in TAKING or not _is_known(graph, op):
@@ -155,7 +155,7 @@ def _with_moves_first(graph: Graph, moves: list[Op], activation: Op, axis: int) 
     name, output = activation.inputs[0], moves[-1].outputs[0]
     for move in moves:
         kinds = tensors[name].dtype, tensors[move.outputs[0]].dtype
-        if move.op_type in CASTS and WIDTH[kinds[0]] >= WIDTH[kinds[1]]:
+        if move.op_type in CASTS and _width(kinds[0]) >= _width(kinds[1]):
             continue
         kind = kinds[move.op_type in CASTS]
         made = _like(tensors, move.outputs[0], kind, "logits")
@@ -180,12 +180,17 @@ def _with_moves_first(graph: Graph, moves: list[Op], activation: Op, axis: int) 
     return graph.with_ops(_without_idle(graph, every, [*moves[-2::-1], activation]), tensors)
 
 
+def _width(kind: int) -> int:
+    """Bytes of an element."""
+    return tensor_bytes(kind, ())
+
+
 def _like(tensors: dict[str, Tensor], name: str, kind: int, end: str) -> str:
     """A tensor as large as another, of an element type."""
     like, made = tensors[name], f"{name}/{end}"
     while made in tensors:
         made += "_"
-    size = like.bytes // WIDTH[like.dtype] * WIDTH[kind]
+    size = tensor_bytes(kind, like.shape or ())
     tensors[made] = replace(like, name=made, dtype=kind, bytes=size, role=Role.ACTIVATION)
     return made
 

@@ -15,11 +15,11 @@ from dataclasses import replace
 import onnx
 
 from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.traits import SIZES
 
 PHASE, GRADIENT = "onnxremat.phase", "onnxremat.gradient"  # of nodes
 PHASES = ("forward", "loss", "backward", "update")
 CHAIN, WEIGHT = "chain", "weight"  # the two kinds of backward
-SIZES = frozenset({"Shape", "Size"})  # what they make is the same for all data
 
 
 def is_backward(op: Op) -> bool:

@@ -11,6 +11,7 @@ from onnxremat.errors import UsageError
 from onnxremat.graph.batch_axes import Place
 from onnxremat.graph.ir import Graph, Op, captures, subgraphs
 
+DECIDING = {"If": 1, "Loop": 2}  # inputs that say which branch runs, and how often a body does
 # Position of the input that says a shape.
 SHAPES = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 PLACED = ("Expand", "Reshape")  # these may say a batch that is not their leading dimension
@@ -51,7 +52,7 @@ def decided_by(op: Op, values: Collection[str]) -> bool:
 
 
 def _decided(kind: str, inputs: Sequence[str], node: onnx.NodeProto, values: set[str]) -> bool:
-    if values.intersection(inputs[: {"If": 1, "Loop": 2}.get(kind, 0)]):
+    if values.intersection(inputs[: DECIDING.get(kind, 0)]):
         return True
     for body in subgraphs(node):
         # What a body is handed from run to run is taken to depend on all that it reads.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from onnxremat.graph.batch import decided_by
+from onnxremat.graph.batch import DECIDING, decided_by
 from onnxremat.graph.ir import Graph, Op
-from onnxremat.graph.traits import has_bodies
-
-DECIDING = {"If": 1, "Loop": 2}  # inputs that say which branch runs, and how often a body does
-OF_SIZES = ("Shape", "Size")  # what they make follows from sizes, which are known
+from onnxremat.graph.traits import SIZES, has_bodies
 
 
 def chosen_by(graph: Graph, op: Op) -> list[str]:
@@ -19,7 +16,8 @@ def chosen_by(graph: Graph, op: Op) -> list[str]:
     if decided_by(op, set(op.reads) - values):
         values.update(op.reads)
     for maker in reversed(graph.ops):
-        known = maker.op_type in OF_SIZES and not graph.tensors[maker.reads[0]].seen
+        # What follows from sizes is known, but for those that a run has shown.
+        known = maker.op_type in SIZES and not graph.tensors[maker.reads[0]].seen
         if not known and values.intersection(maker.writes):
             values.update(maker.reads)
     return [name for name in graph.inputs if name in values]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from onnxremat.graph.axes import row_of
 from onnxremat.graph.axis_products import pointwise
 from onnxremat.graph.ir import Op
-from onnxremat.graph.traits import MOVING, is_alias, takeover_inputs
+from onnxremat.graph.traits import MOVING, SIZES, is_alias, takeover_inputs
 
-_SIZES, _SCALING = frozenset({"Shape", "Size"}), frozenset({"Mul", "Div"})
+_SCALING = frozenset({"Mul", "Div"})
 Readers = Mapping[str, Sequence[int]]  # indices of ops by old value
 
 
@@ -59,7 +59,7 @@ def readers_of_views(ops: Sequence[Op], olds: Collection[str]) -> dict[str, list
     source = {name: name for name in olds}
     found: dict[str, list[int]] = {name: [] for name in olds}
     for index, op in enumerate(ops):
-        if op.op_type in _SIZES:
+        if op.op_type in SIZES:
             continue
         for old in dict.fromkeys(source[name] for name in op.reads if name in source):
             found[old].append(index)
@@ -79,7 +79,7 @@ def readers_once_fused(
     found: dict[str, list[int]] = {name: [] for name in shared}
     for index, op in enumerate(ops):
         read = [name for name in op.reads if name not in constant]
-        if op.op_type in _SIZES or not read:
+        if op.op_type in SIZES or not read:
             constant.update(op.writes)
             continue
         olds = {source.get(name, "") for name in read}

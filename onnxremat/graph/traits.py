@@ -22,6 +22,8 @@ ALIAS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 _MOVING = "Cast CastLike Expand Flatten Identity Reshape Slice Squeeze Tile Transpose Unsqueeze"
 MOVING = frozenset(_MOVING.split())
 
+SIZES = frozenset({"Shape", "Size"})  # what they make is the same for all data of one size
+
 # Output 0 may take over the buffer of a dying input of the same shape and element size.
 _UNARY = (
     "Relu LeakyRelu Elu Selu Celu Sigmoid HardSigmoid Tanh Softplus Softsign Softmax LogSoftmax "

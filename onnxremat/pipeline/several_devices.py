@@ -106,11 +106,7 @@ class SeveralDevices:
         found = self._read(plan_by(model.problem, budgets, options, warm), aim)
         if found.schedule is None or not aim.price:
             return found
-        return replace(  # judged without the price
-            found,
-            time=seconds(self.model.problem, found.schedule),
-            makespan=makespan(self.model.problem, found.schedule, self.budgets(aim)),
-        )
+        return self._judged(found, found.schedule, aim)  # without the price
 
     def _read(self, found: Solution, aim: Aim) -> Solution:
         """Without first runs of which nothing is read; where some go, that is another order, of
@@ -121,14 +117,18 @@ class SeveralDevices:
         after = without_unread(ProblemLists(problem), before, first_runs=True)
         if after.steps == before.steps:
             return found
-        leaner = replace(
+        return bounded(problem, self._judged(found, after, aim), found, self.gap)
+
+    def _judged(self, found: Solution, schedule: Schedule, aim: Aim) -> Solution:
+        """An answer with a schedule of its own or another, and what that takes."""
+        problem = self.model.problem
+        return replace(
             found,
-            schedule=after,
-            time=seconds(problem, after),
-            makespan=makespan(problem, after, self.budgets(aim)),
-            peaks=tuple(int(most) for most in peaks(problem, after)),
+            schedule=schedule,
+            time=seconds(problem, schedule),
+            makespan=makespan(problem, schedule, self.budgets(aim)),
+            peaks=tuple(int(most) for most in peaks(problem, schedule)),
         )
-        return bounded(problem, leaner, found, self.gap)
 
     def start(self, found: Solution) -> Schedule | None:
         """Its schedule."""
