@@ -207,6 +207,7 @@ def command(
             wanted = replace(wanted, pipelines=pipelines) if wanted else None
         trainer = trainer_of(ranks, wanted, source, weights, threads, told)
         arrays = open_data(data, trainer.batch_size, shuffle=shuffle, seed=seed)
+        _check_order(context, arrays, data)
         arrays = read_by(trainer.training, trainer.types, arrays, data)
         batches: Data | Shard = arrays
         if ranks:
@@ -308,6 +309,17 @@ def _check_heeded(context: typer.Context, schedule: str, checkpoint: Path | None
             )
     if checkpoint is None and first_given(context, ("every",)):
         raise UsageError("--every needs a checkpoint", hint="--checkpoint FILE")
+
+
+def _check_order(context: typer.Context, data: Data, named: str) -> None:
+    """The order of rows was asked for only where it is made here."""
+    from onnxremat.training.data import Arrays
+
+    option = first_given(context, ("shuffle",))
+    if option and not isinstance(data, Arrays):
+        raise UsageError(
+            f"{option} is not for {named}", hint="that function chooses the order of its batches"
+        )
 
 
 def _check_checkpoint(checkpoint: Path | None, resume: bool) -> None:

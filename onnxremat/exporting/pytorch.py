@@ -282,17 +282,17 @@ def _called(module: Any, given: Arguments) -> Any:
 
 def by_dynamo(
     module: Any, given: Arguments, path: Path, opset: int | None, batched: Sequence[str],
-    outputs: Sequence[str] | None,
+    _outputs: Sequence[str] | None,
 ) -> None:  # fmt: skip
-    """The exporter over torch.export, told to leave parameters alone."""
+    """The exporter over torch.export, told to leave parameters alone, and names of outputs:
+    it would rename an input that is returned."""
     torch = need_torch()
     shapes = {"dynamic_shapes": _dynamic_shapes(module, given, batched)} if batched else {}
     with _quiet():
         torch.onnx.export(
             module, given.positional, str(path), kwargs=given.named or None, dynamo=True,
             optimize=False, verbose=False, opset_version=opset, input_names=list(given.names),
-            output_names=list(outputs) if outputs else None, external_data=True,
-            keep_initializers_as_inputs=False, **shapes,
+            external_data=True, keep_initializers_as_inputs=False, **shapes,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx
 from onnx import helper
@@ -64,3 +64,24 @@ def _hold_dropouts(graph: onnx.GraphProto) -> None:
         node.input.append(DROPPING)
     if found:
         graph.input.append(helper.make_tensor_value_info(DROPPING, onnx.TensorProto.BOOL, []))
+
+
+def name_outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> None:
+    """Give outputs the names that are wanted, and each that is an input, a weight or another output
+    one of its own: exporters give it the other's, and simplifying would rename an input then.
+
+    Args:
+        wanted: names of the outputs, if the caller chose them.
+    """
+    taken = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    known = taken | {name for node in graph.node for name in node.output}
+    for k, value in enumerate(graph.output):
+        old = value.name
+        own = wanted[k] if wanted and k < len(wanted) else f"{old}_out" if old in taken else old
+        if own != old:
+            while own in known:
+                own += "_"
+            graph.node.append(helper.make_node("Identity", [old], [own]))
+            value.name = own
+        taken.add(value.name)
+        known.add(value.name)

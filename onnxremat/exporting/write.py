@@ -38,7 +38,7 @@ from onnxremat.exporting.pytorch import (
 )
 from onnxremat.exporting.restore import restored
 from onnxremat.exporting.run import run_file
-from onnxremat.exporting.simplify import simplified
+from onnxremat.exporting.simplify import name_outputs, simplified
 from onnxremat.grad.listed import Parameters, parameters_of
 from onnxremat.grad.marks import first_of
 from onnxremat.graph.atomic import check_writable
@@ -114,9 +114,11 @@ def from_torch(
             try:
                 file = Path(folder) / "exported.onnx"
 
-                def run(exporter: Any = EXPORTERS[name], file: Path = file) -> Path:
+                def run(exporter: Any = EXPORTERS[name], file: Path = file) -> onnx.ModelProto:
                     exporter(module, given, file, opset, batched, output_names)
-                    return file
+                    model = onnx.load(str(file))
+                    name_outputs(model.graph, output_names)
+                    return model
 
                 return _exported(module, given, batched, dropout, name, run)
             except OnnxrematError as error:
@@ -152,26 +154,26 @@ def export(
 
 def _exported(
     module: Any, given: Arguments, batched: Sequence[str], dropout: bool, exporter: str,
-    run: Callable[[], Path],
+    run: Callable[[], onnx.ModelProto],
 ) -> onnx.ModelProto:  # fmt: skip
     """What one exporter makes of the module, restored, simplified, and compared with it.
 
     Args:
-        run: the exporter; returns the file that it wrote.
+        run: the exporter; returns what it wrote.
     """
     gradients = _gradients(module, given)
     needed = {*gradients}
     facts, values = facts_of(module), values_of(module)
     set_modes(module, dropout=dropout)
     try:
-        file = run()
+        model = run()
     except Exception as error:  # whatever the traced code raises
         raise UnsupportedError(
             f"PyTorch's {exporter} exporter cannot export this {type(module).__name__}",
             why=_reason(error),
             hint="the message is PyTorch's; try the other exporter, or change the module",
         ) from error
-    model = restored(onnx.load(str(file)), facts, values, needed)
+    model = restored(model, facts, values, needed)
     kept = {*facts.trained, *facts.frozen}
     kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}
     smaller = restored(simplified(model, kept), facts, values, needed)
@@ -305,7 +307,12 @@ def _check(module: Any, given: Arguments, model: onnx.ModelProto, batched: Seque
             want = [numbers("an output", y) for y in outputs_of(module, call) if torch.is_tensor(y)]
         arrays = call.arrays()
         found = run_file(session, None, {name: arrays[name] for name in names})
-        for k, (ours, theirs) in enumerate(zip(found, want, strict=False)):
+        if len(found) != len(want):
+            raise VerificationError(
+                f"the exported file returns {len(found)} values, the module {len(want)} tensors",
+                hint="try the other exporter, or let the module return tensors alone",
+            )
+        for k, (ours, theirs) in enumerate(zip(found, want, strict=True)):
             error = _error(np.asarray(ours), theirs)
             allowed = HALF if theirs.dtype == np.float16 else ALLOWED
             if not error <= allowed:

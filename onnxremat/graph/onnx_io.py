@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,11 @@ from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.topological import least_first
 from onnxremat.graph.unforeseen import told
 from onnxremat.graph.weights import (
-    PAGE,
-    Place,
     WeightFolder,
-    inline_bytes,
-    pieces,
+    lay_out,
     place,
-    refer,
+    weight_bytes,
+    without_bytes,
     write_whole,
 )
 from onnxremat.limits import NO_PIPES
@@ -48,6 +45,7 @@ ORIGIN = "onnxremat.origin"  # node metadata: the op that a node recomputes
 CHECK = "check the path"
 SMALL = 4096  # bytes below which an external tensor is read: its values may be needed
 INLINE_LIMIT = 1_900_000_000  # protobuf messages end at 2 GiB; leave room for the nodes
+TINY = 1024  # bytes of a weight that stays in the model
 
 
 def read_model(path: str | os.PathLike[str]) -> onnx.ModelProto:
@@ -333,7 +331,8 @@ def write_model(
         path: the file to write.
         weights_from: folder the external locations of ``model`` are relative to. Weights of a
             :class:`WeightFolder` are written into the model. When another folder is not that of
-            the output, its files are copied beside the output as ``<name>.data``.
+            the output, they are copied beside the output, to ``<name>.data``; so are those that
+            the model holds, where they are more than a message of protobuf can.
         keep: files that are not written over: of what the model was made from, and its weights.
 
     Raises:
@@ -344,23 +343,17 @@ def write_model(
     kept = {os.path.realpath(place) for place in (*keep, *files_of(model, weights_from))}
     if os.path.realpath(target) in kept:
         raise overwrites(target)
-    external, beside = external_files(model), list[Path]()
-    whole = isinstance(weights_from, WeightFolder) or not external
-    with ExitStack() as stack:  # all are written before any takes its place, the model last
+    inside = isinstance(weights_from, WeightFolder) or not external_files(model)
+    moved, beside = _moved(model, weights_from, target), list[Path]()
+    with ExitStack() as stack:  # both are written before any takes its place, the model last
         made = stack.enter_context(atomic(target))
-        if whole and inline_bytes(model) > INLINE_LIMIT:
-            beside.append(_beside(target, ".data", kept))
-            _spill(model, beside[0].name, stack.enter_context(atomic(beside[0])), weights_from)
-            whole = False
-        elif not whole and weights_from and weights_from.resolve() != target.parent.resolve():
-            ends = [".data"] if len(external) == 1 else [f".{i}.data" for i in range(len(external))]
-            beside += [_beside(target, end, kept) for end in ends]
-            for location, file in zip(sorted(external), beside, strict=True):
-                shutil.copyfile(weights_from / location, stack.enter_context(atomic(file)))
-            names = [file.name for file in beside]
-            model = _relocated(model, dict(zip(sorted(external), names, strict=True)))
+        if moved:
+            beside.append(_beside(target, kept))
+            model, waiting = without_bytes(model, moved, weights_from)
+            with stack.enter_context(atomic(beside[0])).open("wb") as file:
+                lay_out(waiting, file, beside[0].name)
         with made.open("wb") as out:
-            if whole:
+            if inside and not moved:
                 write_whole(model, weights_from, out)
             else:
                 out.write(model.SerializeToString())
@@ -376,31 +369,24 @@ def overwrites(path: Path | str) -> UsageError:
     )
 
 
-def _beside(target: Path, end: str, kept: Container[str]) -> Path:
+def _moved(model: onnx.ModelProto, folder: Path | None, target: Path) -> set[int]:
+    """Which initializers (their numbers) go to a file of their own beside ``target``: those in
+    files that are not beside it, and where the model would hold too much, all big ones it holds."""
+    stored = model.graph.initializer
+    external = {i for i, tensor in enumerate(stored) if place(tensor)}
+    inside = {i for i, tensor in enumerate(stored) if len(tensor.raw_data) >= TINY}
+    if isinstance(folder, WeightFolder):
+        inside, external = inside | external, set()
+    elif folder is None or folder.resolve() == target.parent.resolve():
+        external = set()
+    if sum(weight_bytes(stored[i]) for i in inside) > INLINE_LIMIT:
+        return inside | external
+    return external
+
+
+def _beside(target: Path, kept: Container[str]) -> Path:
     """A file for the weights of ``target``, another one than those that stay."""
     name = target.name
-    while os.path.realpath(file := target.parent / (name + end)) in kept:
+    while os.path.realpath(file := target.parent / f"{name}.data") in kept:
         name += "_"
     return file
-
-
-def _relocated(model: onnx.ModelProto, renames: Mapping[str, str]) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for tensor in copy.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location" and entry.value in renames:
-                entry.value = renames[entry.value]
-    return copy
-
-
-def _spill(model: onnx.ModelProto, name: str, made: Path, folder: Path | None) -> None:
-    """Move big weights to a file, which will have this name; the model then refers to them."""
-    with made.open("wb") as file:
-        for tensor in model.graph.initializer:
-            if place(tensor) is None and len(tensor.raw_data) < 1024:
-                continue
-            file.write(b"\0" * (-file.tell() % PAGE))
-            start = file.tell()
-            file.writelines(pieces(tensor, folder))
-            refer(tensor, Place(name, start, file.tell() - start))

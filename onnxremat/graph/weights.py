@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -69,14 +69,21 @@ class WeightFolder(_Path):
         name = f"weights{sum(1 for _ in self.iterdir())}.data"
         try:
             with (Path(self) / name).open("xb") as file:
-                for tensor, pieces in weights:
-                    file.write(b"\0" * (-file.tell() % PAGE))
-                    start = file.tell()
-                    for piece in pieces:
-                        file.write(piece)
-                    refer(tensor, Place(name, start, file.tell() - start))
+                lay_out(weights, file, name)
         except OSError as error:
             raise _no_room(error) from error
+
+
+def lay_out(
+    weights: Iterable[tuple[onnx.TensorProto, Iterable[bytes]]], file: BinaryIO, name: str
+) -> None:
+    """Write the bytes of weights to a file of this name, each from a multiple of a page, and say in
+    each where they are; its own raw data goes."""
+    for tensor, content in weights:
+        file.write(b"\0" * (-file.tell() % PAGE))
+        start = file.tell()
+        file.writelines(content)
+        refer(tensor, Place(name, start, file.tell() - start))
 
 
 def _no_room(error: OSError) -> ExhaustedError:
@@ -131,18 +138,26 @@ def set_apart(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.ModelPr
         return model, folder
     target = folder if isinstance(folder, WeightFolder) else WeightFolder.make()
     others = set() if target is folder else {i for i, t in enumerate(graph.initializer) if place(t)}
-    made = onnx.ModelProto()
-    _merge(made, model, ("graph",))
-    _merge(made.graph, graph, ("initializer",))
-    waiting = []
-    for index, tensor in enumerate(graph.initializer):
-        if index in big | others:
-            made.graph.initializer.append(held(tensor))
-            waiting.append((made.graph.initializer[-1], pieces(tensor, folder)))
-        else:
-            made.graph.initializer.append(tensor)
+    made, waiting = without_bytes(model, big | others, folder)
     target.keep(waiting)
     return made, target
+
+
+def without_bytes(
+    model: onnx.ModelProto, chosen: Container[int], folder: Path | None
+) -> tuple[onnx.ModelProto, list[tuple[onnx.TensorProto, Iterator[bytes]]]]:
+    """A copy in which chosen initializers (their numbers) hold no bytes and say nothing of a file;
+    and these, each with its bytes in pieces."""
+    made, waiting = onnx.ModelProto(), []
+    _merge(made, model, ("graph",))
+    _merge(made.graph, model.graph, ("initializer",))
+    for index, tensor in enumerate(model.graph.initializer):
+        if index not in chosen:
+            made.graph.initializer.append(tensor)
+            continue
+        made.graph.initializer.append(held(tensor))
+        waiting.append((made.graph.initializer[-1], pieces(tensor, folder)))
+    return made, waiting
 
 
 def check_sizes(model: onnx.ModelProto) -> None:
@@ -222,12 +237,9 @@ def stretch(file: BinaryIO, start: int, length: int) -> Iterator[bytes]:
         yield piece
 
 
-def inline_bytes(model: onnx.ModelProto) -> int:
-    """Bytes of weights that the model holds, or a file holds for it."""
-    return sum(
-        where.length if (where := place(tensor)) else len(tensor.raw_data)
-        for tensor in model.graph.initializer
-    )
+def weight_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of a weight that its model holds, or a file holds for it."""
+    return where.length if (where := place(tensor)) else len(tensor.raw_data)
 
 
 def write_whole(model: onnx.ModelProto, folder: Path | None, file: BinaryIO) -> None:

@@ -288,6 +288,8 @@ def test_options_that_do_not_go_together(cli: Command, work: Path) -> None:
         (training("--schedule", "fast"), ("unknown schedule", "cosine")),
         (training("--accumulate", 4), ("cannot accumulate", "differentiate --accumulate 4")),
         (training("--validate", "loader.py:good"), ("npz file or a folder",)),
+        (("train", "step.onnx", "--weights", "net.onnx", "--data", "loader.py:good", "--shuffle"),
+         ("--shuffle is not for loader.py:good",)),
         (training("--weights", "gone.onnx"), ("no such file",)),
         (training("--rate", 1e30, "--epochs", 3), ("holds no numbers", "--rate")),
         (("train", "step.onnx", "--data", "train.npz"), ("no first value for 'w1'", "--weights")),

@@ -181,16 +181,43 @@ def test_weights_over_the_limit_go_to_a_file_of_their_own(
     wanted = {t.name: numpy_helper.to_array(t) for t in graph.model.graph.initializer}
     for tensor in onnx.load(tmp_path / "out.onnx").graph.initializer:
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), wanted[tensor.name])
-    before, spill = {path: path.read_bytes() for path in tmp_path.iterdir()}, onnx_io._spill
+    before, spill = {path: path.read_bytes() for path in tmp_path.iterdir()}, onnx_io.lay_out
 
     def full(*given: Any) -> None:
         spill(*given)
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(onnx_io, "_spill", full)  # as where the model finds no room behind them
+    monkeypatch.setattr(onnx_io, "lay_out", full)  # as where the model finds no room behind them
     with pytest.raises(ExhaustedError):
         write_model(to_model(training_chain(4, 32, 4)), tmp_path / "out.onnx")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_only_weights_that_are_read_go_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained weights take the place of some in a file, and there are more than a message holds."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = to_model(training_chain(3, 32, 4))
+    onnx.save(whole, tmp_path / "a" / "in.onnx", save_as_external_data=True, location="w.bin")
+    stored = onnx.load(tmp_path / "a" / "in.onnx").graph.initializer
+    wanted = {t.name: numpy_helper.to_array(t) for t in stored}
+    model = read_model(tmp_path / "a" / "in.onnx")
+    first = model.graph.initializer[0]
+    wanted[first.name] = wanted[first.name] + 1
+    first.CopyFrom(numpy_helper.from_array(wanted[first.name], first.name))
+    left = sum(array.nbytes for name, array in wanted.items() if name != first.name)
+    for limit in (10**9, 100):
+        monkeypatch.setattr(onnx_io, "INLINE_LIMIT", limit)
+        for folder in ("a", "b"):
+            written = write_model(model, tmp_path / folder / "out.onnx", tmp_path / "a")
+            assert len(written) == (1 if folder == "a" and limit > 100 else 2)
+            most = left + first.ByteSize() + 8 * 4096  # each from a page
+            assert all(file.stat().st_size < most for file in written[1:])
+            for tensor in onnx.load(written[0]).graph.initializer:
+                np.testing.assert_array_equal(numpy_helper.to_array(tensor), wanted[tensor.name])
+    assert model.graph.initializer[0].raw_data  # saving leaves the model as it is
 
 
 def test_external_weights_are_not_read(tmp_path: Path) -> None:

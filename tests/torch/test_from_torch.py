@@ -178,3 +178,26 @@ def test_what_is_no_number_in_both_is_the_same(batch: tuple[torch.Tensor, torch.
             return torch.log(x * self.scale)
 
     assert onnxremat.from_torch(Logs(), batch[0], exporter="legacy").graph.node
+
+
+class Passing(nn.Module):
+    """Returns what it was given, and one result twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.layer(x)
+        return y, x, y.relu(), y
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
+@pytest.mark.parametrize("wanted", [None, ["a", "b", "c", "d"]])
+def test_returned_inputs_keep_their_names(exporter: str, wanted: list[str] | None) -> None:
+    x = torch.ones(2, 6)
+    model = onnxremat.from_torch(Passing(), x, exporter=exporter, output_names=wanted)
+    assert [value.name for value in model.graph.input] == ["x"]
+    names = [value.name for value in model.graph.output]
+    assert wanted in (None, names)
+    assert len({*names, "x"}) == 5
