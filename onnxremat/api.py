@@ -367,7 +367,7 @@ def sweep(
     """
     limits = [parse_budget(budget) for budget in budgets] if budgets else None
     options = options or PlanOptions()
-    subject = read_subject(source, (settings or Settings()).asked(options), say)
+    subject = read_subject(source, _of_any_budget(settings).asked(options), say)
     return curve(subject, limits, points, options, jobs, say)
 
 
@@ -393,7 +393,7 @@ def compare(
     """
     limits = [one_budget(budget) for budget in budgets]
     options = options or PlanOptions()
-    subject = read_subject(source, (settings or Settings()).asked(options), say)
+    subject = read_subject(source, _of_any_budget(settings).asked(options), say)
     return compare_planners(subject, limits, options, planners=planners, jobs=jobs, say=say)
 
 
@@ -426,9 +426,14 @@ def max_batch(
         InfeasibleError, NoPlanError: not even batch 1 fits.
     """
     options, limit = options or PlanOptions(time_limit=10), one_budget(budget)
-    settings = (settings or Settings()).asked(options)
+    settings = _of_any_budget(settings).asked(options)
     batches = Batches.of(source, settings, dimension, file_batch)
     return largest_batch(batches, limit, options, max_overhead=max_overhead, most=most, say=say)
+
+
+def _of_any_budget(settings: Settings | None) -> Settings:
+    """For several budgets, small ones among them."""
+    return replace(settings or Settings(), held_once=True)
 
 
 def optimize_devices(

@@ -54,7 +54,7 @@ SIZES: dict[str, dict[str, int]] = {
     "unet": {"batch": 2, "size": 64},
 }
 SHARES = (0.8, 0.9)  # of what a device needs alone; the first that can be planned
-LESS = 0.85  # of its budget, for a device that would be used alone
+LESS = 0.85  # of its budget, for a device that would be used alone; squared each time
 # OpenVINO keeps what each of its partitions holds: side by side it would be given too many.
 OBJECTIVES = {"cpu-2x1": "makespan", "cpu-openvino": "time"}
 NEAR = 0.10  # of the measured time
@@ -196,14 +196,17 @@ def _on_several(
     prepared: Prepared, machine: Machine, limits: dict[str, int], objective: str
 ) -> tuple[Deployment, Verification]:
     """A plan that uses several devices: one that the planner would rather use alone gets less,
-    until it does not hold the whole with what it gives up for that."""
+    until it does not hold the whole with what it gives up for that; ever more is taken, as each
+    plan is run."""
+    less = LESS
     while True:
         made, found = _planned(prepared, machine, limits, objective)
         used = {part.device for part in made.parts.partitions}
         if len(used) > 1:
             return made, found
         (alone,) = used
-        limits = {**limits, alone: int(LESS * limits[alone])}
+        limits = {**limits, alone: int(less * limits[alone])}
+        less *= less
 
 
 def _needs(prepared: Prepared, machine: Machine, tables: Mapping[str, CostTable]) -> dict[str, int]:

@@ -65,7 +65,7 @@ class CostTable:
 def signature(graph: Graph, op: Op) -> str:
     """What the cost of an op depends on: operator, attributes, types and shapes."""
     tensors = [graph.tensors.get(name) for name in (*op.inputs, *op.captures, *op.outputs)]
-    shapes = [(t.dtype, t.shape, t.role.value == "weight") if t else None for t in tensors]
+    shapes = [(t.dtype, t.shape, graph.is_constant(t)) if t else None for t in tensors]
     attributes = sorted(a.SerializeToString() for a in op.node.attribute)
     text = repr((op.domain, op.op_type, shapes)).encode() + b"".join(attributes)
     return hashlib.sha256(text).hexdigest()[:24]

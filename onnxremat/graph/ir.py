@@ -123,6 +123,16 @@ class Graph:
     model: onnx.ModelProto = field(repr=False, compare=False)
 
     @cached_property
+    def optional(self) -> frozenset[str]:
+        """Weights that may be given as inputs: no constants, which kernels do not pack."""
+        listed = (self.tensors.get(value.name) for value in self.model.graph.input)
+        return frozenset(t.name for t in listed if t is not None and t.role is Role.WEIGHT)
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """A weight that every run reads as it is."""
+        return tensor.role is Role.WEIGHT and tensor.name not in self.optional
+
+    @cached_property
     def producer(self) -> dict[str, int]:
         """Tensor name to the index of the op that writes it."""
         return {name: index for index, op in enumerate(self.ops) for name in op.writes}

@@ -218,7 +218,8 @@ def weights_held(model: onnx.ModelProto, further: Iterable[onnx.TensorProto] = (
     of its inputs that are ``further`` weights."""
     tensors = (*model.graph.initializer, *further)
     weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
-    return held_bytes(to_ops(model), weights)
+    given = {value.name for value in model.graph.input} & {t.name for t in model.graph.initializer}
+    return held_bytes(to_ops(model), weights, given)
 
 
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from onnx import TensorProto
 
@@ -11,41 +11,54 @@ from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.traits import packed_input
 
 Weights = Mapping[str, tuple[int, tuple[int, ...]]]  # name to element type and shape
+Forms = dict[object, int]  # how kernels keep a weight, to bytes
+AS_IT_IS = "as it is"
 
 
-def held_bytes(ops: Iterable[Op], weights: Weights) -> int:
+def held_bytes(ops: Iterable[Op], weights: Weights, given: Container[str] = ()) -> int:
     """Resident bytes of weights, packed copies included.
 
-    A matrix product packs its constant matrix and gives the original back; ops of one type share
-    the packed copy, whose columns are padded to multiples of 16. Any other reader keeps the
-    original as well: a weight that a MatMul and a Transpose read is held twice.
+    Args:
+        given: weights that may be given as inputs; they are no constants, and are not packed.
     """
-    forms: dict[str, dict[object, int]] = {name: {} for name in weights}
-    for op in ops:
-        packed = packed_input(op)
-        for name in op.reads:
-            if name not in weights:
-                continue
-            plain = _is_matrix(*weights[name]) and op.inputs.count(name) == 1
-            if packed is not None and plain and op.inputs[packed] == name:
-                turned = _transposed(op)
-                forms[name][op.op_type, turned] = _packed_bytes(weights[name][1], turned)
-            else:
-                forms[name]["as it is"] = tensor_bytes(*weights[name])
-    return sum(
-        sum(forms[name].values()) if forms[name] else tensor_bytes(*weights[name])
-        for name in weights
-    )
+    return sum(sum(forms.values()) for forms in _forms(ops, weights, given).values())
 
 
 def held_by(graph: Graph) -> int:
     """:func:`held_bytes` of a graph."""
+    return sum(sum(forms.values()) for forms in forms_of(graph).values())
+
+
+def forms_of(graph: Graph) -> dict[str, Forms]:
+    """In which forms a session of a graph holds each weight, and how many bytes each is."""
     weights = {
         name: (tensor.dtype, tensor.shape or ())
         for name, tensor in graph.tensors.items()
         if tensor.role is Role.WEIGHT
     }
-    return held_bytes(graph.ops, weights)
+    return _forms(graph.ops, weights, graph.optional)
+
+
+def _forms(ops: Iterable[Op], weights: Weights, given: Container[str]) -> dict[str, Forms]:
+    """A matrix product packs its constant matrix and gives the original back; ops of one type share
+    the packed copy, whose columns are padded to multiples of 16. Any other reader keeps the
+    original as well: a weight that a MatMul and a Transpose read is held twice."""
+    forms: dict[str, Forms] = {name: {} for name in weights}
+    for op in ops:
+        packed = packed_input(op)
+        for name in op.reads:
+            if name not in weights:
+                continue
+            plain = _is_matrix(*weights[name]) and op.inputs.count(name) == 1 and name not in given
+            if packed is not None and plain and op.inputs[packed] == name:
+                turned = _transposed(op)
+                forms[name][op.op_type, turned] = _packed_bytes(weights[name][1], turned)
+            else:
+                forms[name][AS_IT_IS] = tensor_bytes(*weights[name])
+    for name, found in forms.items():
+        if not found:
+            found[AS_IT_IS] = tensor_bytes(*weights[name])
+    return forms
 
 
 def _is_matrix(dtype: int, shape: tuple[int, ...]) -> bool:

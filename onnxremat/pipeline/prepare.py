@@ -91,6 +91,8 @@ class Settings:
         costs_within: seconds that measuring costs may take; what there is no time for is estimated.
         budget: that is planned for. Where weights, inputs and results alone take more, costs are
             estimated: there is no plan to make, and the smallest budget needs none.
+        held_once: read weights in place of second copies of them
+            (:mod:`onnxremat.rewrite.held_once`). None does it where ``budget`` asks for it.
 
     Raises:
         UsageError: a size, parts of a batch or a training step that are none.
@@ -114,6 +116,7 @@ class Settings:
     dw_policy: DwPolicy | None = None
     costs_within: float = math.inf
     budget: Budget | None = None
+    held_once: bool | None = None
 
     def __post_init__(self) -> None:
         shapes = {name: sizes_of(name, sizes) for name, sizes in self.shapes.items()}
@@ -160,6 +163,7 @@ class Settings:
             "not_counted": list(self.not_counted),
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
             **({"fission": [r.to_json() for r in self.fission]} if self.fission else {}),
+            **({"held_once": True} if self.held_once else {}),
         }
 
 
@@ -447,7 +451,8 @@ def for_planning(
     """
     made, graph, listed = unsplit.made, unsplit.graph, unsplit.listed
     feeds, folder = unsplit.feeds, made.folder
-    asked, settings = settings.target, replace(settings, target=made.target)
+    once = True if unsplit.once else settings.held_once
+    asked, settings = settings.target, replace(settings, target=made.target, held_once=once)
     if settings.split_batch:
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
@@ -470,7 +475,10 @@ def for_planning(
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     largest = at_largest(graph) if seen_sizes(graph) else None
     most = simulate(largest, weight_bytes=weights).peak if largest is not None else None
-    notes = target_notes(asked, made, store_all, unsplit.peak)
+    notes = (
+        *([unsplit.once] if unsplit.once else []),
+        *target_notes(asked, made, store_all, unsplit.peak),
+    )
     notes += size_notes(graph, feeds is not None, most)
     notes += (*weights_notes(policy, graph, listed, costs, weights), *costs.notes)
     return Prepared(

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxremat.graph.ir import Graph, Role, subgraphs
+from onnxremat.graph.ir import Graph, subgraphs
 
 PACKED = {
     "MatMul": (1,), "Gemm": (1,), "FusedMatMul": (1,), "FusedGemm": (1,), "MatMulInteger": (1,),
@@ -37,7 +37,7 @@ def packed_again(graph: Graph) -> Mapping[str, int]:
     return {
         name: graph.tensors[name].bytes
         for name, count in readers.items()
-        if count > 1 and graph.tensors[name].role is Role.WEIGHT
+        if count > 1 and graph.is_constant(graph.tensors[name])
     }
 
 
@@ -63,7 +63,8 @@ def list_as_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Let these weights be inputs that need not be given."""
     if names:
         model.ir_version = max(model.ir_version, OPTIONAL)
+    listed = {value.name for value in model.graph.input}
     for tensor in model.graph.initializer:
-        if tensor.name in names:
+        if tensor.name in names and tensor.name not in listed:
             shape, kind = list(tensor.dims), tensor.data_type
             model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, kind, shape))

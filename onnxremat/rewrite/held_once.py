@@ -1,0 +1,145 @@
+"""Weights that are there once, for a budget that two copies would not keep.
+
+A language model whose embedding is its last layer, too, reads that matrix twice: row by row, and in
+a product with its transpose. onnxruntime makes the transpose as it loads the model, or the kernel
+packs it, and keeps both: 147 of GPT-2's 621 MiB of weights. A product can read the matrix as it
+lies, its second side transposed (``transB``), where the matrix is no constant to the kernel
+(:mod:`onnxremat.rewrite.unpacked`). The product takes 1.04 times as long for 512 rows, 1.2 times
+for 64 and up to 1.8 times for few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnxremat.graph.ir import Graph, Op, Role
+from onnxremat.graph.traits import packed_input
+from onnxremat.ort.weights import forms_of, held_by
+from onnxremat.rewrite.unpacked import list_as_inputs
+
+LEAST = 1 << 20  # bytes of a copy that is worth a slower product
+MICROSOFT = "com.microsoft"
+_TURNED = {  # a product to the one whose second side may be transposed
+    ("", "Gemm"): ("", "Gemm"),
+    (MICROSOFT, "FusedGemm"): (MICROSOFT, "FusedGemm"),
+    ("", "MatMul"): (MICROSOFT, "FusedMatMul"),
+    (MICROSOFT, "FusedMatMul"): (MICROSOFT, "FusedMatMul"),
+}
+
+
+@dataclass(frozen=True)
+class HeldOnce:
+    """A graph in which some weights have no second copy.
+
+    Attributes:
+        weights: these.
+        spared: bytes that a session no longer holds.
+    """
+
+    graph: Graph
+    weights: tuple[str, ...]
+    spared: int
+
+
+def held_once(graph: Graph, source: Graph, *, standard: bool) -> HeldOnce | None:
+    """The graph without second copies of big weights; None where there are none.
+
+    Args:
+        source: what ``graph`` was made of by onnxruntime's optimisations; it says which weights are
+            the transpose of another one.
+        standard: with standard operators alone.
+    """
+    made = _turned(graph, _copies(graph, source), standard)
+    sizes = {name: forms for name, forms in forms_of(made).items() if len(forms) > 1}
+    twice = [
+        name for name, forms in sizes.items() if sum(forms.values()) - min(forms.values()) >= LEAST
+    ]
+    if not twice:
+        return None
+    model = onnx.ModelProto()
+    model.CopyFrom(made.model)
+    list_as_inputs(model, twice)
+    made = replace(made, model=model)
+    return HeldOnce(made, tuple(twice), held_by(graph) - held_by(made))
+
+
+def _copies(graph: Graph, source: Graph) -> Mapping[str, str]:
+    """Weights that are the transpose of another matrix that ``graph`` reads."""
+    weights = {name for name, tensor in graph.tensors.items() if tensor.role is Role.WEIGHT}
+    found = {}
+    for op in source.ops:
+        if op.op_type != "Transpose" or not op.standard or op.inputs[0] not in weights:
+            continue
+        shape = graph.tensors[op.inputs[0]].shape
+        order = next((list(a.ints) for a in op.node.attribute if a.name == "perm"), [1, 0])
+        plain = shape is not None and len(shape) == 2 and order == [1, 0]
+        copy = graph.tensors.get(op.outputs[0])
+        if plain and op.outputs[0] in weights and copy and copy.dtype == TensorProto.FLOAT:
+            found[op.outputs[0]] = op.inputs[0]
+    return found
+
+
+def _turned(graph: Graph, copies: Mapping[str, str], standard: bool) -> Graph:
+    """The graph that reads weights where products alone read their copies."""
+    readers: dict[str, list[Op]] = {name: [] for name in copies}
+    for op in graph.ops:
+        for name in copies.keys() & set(op.reads):
+            readers[name].append(op)
+    kept = {
+        name: weight
+        for name, weight in copies.items()
+        if name not in graph.outputs
+        and all(_can_turn(op, name, graph, standard) for op in readers[name])
+    }
+    if not kept:
+        return graph
+    ops = tuple(
+        _read_turned(op, kept, graph) if kept.keys() & set(op.reads) else op for op in graph.ops
+    )
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    stored = model.graph.initializer
+    for index in reversed([i for i, tensor in enumerate(stored) if tensor.name in kept]):
+        del stored[index]
+    if MICROSOFT not in {entry.domain for entry in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in kept}
+    return replace(graph, ops=ops, tensors=tensors, model=model)
+
+
+def _can_turn(op: Op, name: str, graph: Graph, standard: bool) -> bool:
+    """Whether a product can read the transpose of its second side."""
+    domain = "" if op.standard else op.domain
+    if packed_input(op) != 1 or op.inputs[1] != name or op.operands.count(name) != 1:
+        return False
+    if _kind(op, graph)[0] == MICROSOFT and standard:
+        return False
+    batched = any(a.name == "transBatchB" and a.i for a in op.node.attribute)
+    return (domain, op.op_type) in _TURNED and not batched
+
+
+def _kind(op: Op, graph: Graph) -> tuple[str, str]:
+    """Domain and operator of the product that reads the transpose."""
+    domain = "" if op.standard else op.domain
+    shape = graph.tensors[op.inputs[0]].shape
+    if (domain, op.op_type) == ("", "MatMul") and shape is not None and len(shape) == 2:
+        return "", "Gemm"
+    return _TURNED[domain, op.op_type]
+
+
+def _read_turned(op: Op, copies: Mapping[str, str], graph: Graph) -> Op:
+    """The product that reads the transpose of its second side."""
+    domain, kind = _kind(op, graph)
+    node = onnx.NodeProto()
+    node.CopyFrom(op.node)
+    turned = any(a.name == "transB" and a.i for a in node.attribute)
+    for index in reversed([i for i, a in enumerate(node.attribute) if a.name == "transB"]):
+        del node.attribute[index]
+    node.attribute.append(helper.make_attribute("transB", int(not turned)))
+    node.domain, node.op_type = domain, kind
+    inputs = (op.inputs[0], copies[op.inputs[1]], *op.inputs[2:])
+    return replace(op, op_type=kind, domain=domain, inputs=inputs, node=node)

@@ -1,0 +1,81 @@
+"""Weights of which a session would hold a second copy are there once where a budget asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from onnxremat import api
+from onnxremat.ort.infer import build_graph
+from onnxremat.ort.offline import HOST, PORTABLE, optimised_for
+from onnxremat.ort.weights import held_by
+from onnxremat.planner.options import PlanOptions
+from onnxremat.rewrite.held_once import held_once
+from tests.toolbox import parse
+
+WORDS, WIDE = 3000, 128
+COPY = 4 * WORDS * WIDE
+SHORT = PlanOptions(work=500, threads=1)
+PRODUCTS = {
+    "as exported": "t = Transpose<perm = [1, 0]>(w) y = MatMul(h, t)",
+    "by default": "t = Transpose(w) y = MatMul(h, t)",
+    "with a bias": "t = Transpose(w) y = Gemm(g, t, b)",
+    "turned already": "y = Gemm<transB = 1>(g, w, b)",
+    "of rows": "t = Transpose(w) y = MatMul(g, t)",
+}
+
+
+def tied(product: str) -> onnx.ModelProto:
+    """A table of words that is the last layer, too."""
+    rank = "4," if "(g" in product else "1,4,"
+    made = parse(
+        f"g (int64[1,4] x) => (float[{rank}{WORDS}] y) "
+        f"{{ e = Gather(w, x) h = Tanh(e) g = Reshape(h, s) {product} }}"
+    )
+    drawn = np.random.default_rng(0)
+    for name, shape in (("w", (WORDS, WIDE)), ("b", (WORDS,))):
+        made.graph.initializer.append(
+            numpy_helper.from_array(drawn.standard_normal(shape, np.float32), name)
+        )
+    made.graph.initializer.append(numpy_helper.from_array(np.array([4, WIDE]), "s"))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [*((kind, HOST) for kind in PRODUCTS), ("as exported", PORTABLE), ("of rows", PORTABLE)],
+)
+def test_the_table_is_there_once(tmp_path: Path, kind: str, target: str) -> None:
+    model = tied(PRODUCTS[kind])
+    settings = api.Settings(threads=1, target=target)
+    result = api.optimize(model, budget="min", settings=settings, options=SHORT)
+    whole = api.optimize(model, budget="1.0x", settings=settings, options=SHORT)
+    spared = whole.prepared.weights - result.prepared.weights
+    if (kind, target) == ("as exported", PORTABLE):  # of three axes: no standard product
+        assert spared == 0
+        return
+    assert spared >= COPY
+    assert any("w read in place" in note for note in result.candidate.plan.provenance.notes)
+    assert not any("in place" in note for note in whole.candidate.plan.provenance.notes)
+    result.save(tmp_path / "out.onnx")
+    onnx.save(model, tmp_path / "in.onnx")
+    found = api.verify(tmp_path / "in.onnx", tmp_path / "out.onnx")
+    assert found.ok, found
+    plan = result.candidate.plan  # it fits the model again
+    assert api.apply(model, plan, settings=settings).candidate.plan.sequence == plan.sequence
+
+
+def test_a_copy_that_others_read_stays() -> None:
+    model = tied(
+        "t = Transpose(w) u = MatMul(h, t) v = Mul(t, k) "
+        "r = ReduceSum<keepdims = 0>(v) y = Add(u, r) k = ReduceMax<keepdims = 0>(e)"
+    )
+    made = optimised_for(model, HOST, None)
+    found = held_once(made.graph, build_graph(model), standard=False)
+    kept = found.graph if found else made.graph
+    assert any(op.op_type == "MatMul" for op in kept.ops)
+    assert held_by(kept) >= 2 * COPY
