@@ -140,12 +140,12 @@ def _without_copies(made: Unsplit, settings: Settings) -> Unsplit:
     """The same with no second copy of a weight, where that is asked for."""
     if settings.held_once is False or (settings.held_once is None and settings.budget is None):
         return made
-    found = held_once(made.graph, made.listed, standard=made.made.target in ("none", PORTABLE))
+    standard = made.made.target in ("none", PORTABLE)
+    found = held_once(made.graph, made.made.folder, standard=standard)
     if found is None or (settings.held_once is None and not _is_short(made, settings)):
         return made
-    names = ", ".join(found.weights[:3]) + ", ..." * (len(found.weights) > 3)
-    note = f"{names} read in place of a second copy, transposed or packed, of "
-    note += f"{format_bytes(found.spared)} in all; the product takes longer"
+    note = "weights that several ops read are there once, with no transposed or packed copy: "
+    note += f"{format_bytes(found.spared)} less; products with them may take longer"
     return replace(made, graph=found.graph, once=note)
 
 

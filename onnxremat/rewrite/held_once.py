@@ -10,13 +10,15 @@ for 64 and up to 1.8 times for few.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
-from onnxremat.graph.ir import Graph, Op, Role
+from onnxremat.graph.equal_weights import equal_weights, transposed_weights
+from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import packed_input
 from onnxremat.ort.weights import forms_of, held_by
 from onnxremat.rewrite.unpacked import list_as_inputs
@@ -36,51 +38,51 @@ class HeldOnce:
     """A graph in which some weights have no second copy.
 
     Attributes:
-        weights: these.
         spared: bytes that a session no longer holds.
     """
 
     graph: Graph
-    weights: tuple[str, ...]
     spared: int
 
 
-def held_once(graph: Graph, source: Graph, *, standard: bool) -> HeldOnce | None:
+def held_once(graph: Graph, folder: Path | None, *, standard: bool) -> HeldOnce | None:
     """The graph without second copies of big weights; None where there are none.
 
     Args:
-        source: what ``graph`` was made of by onnxruntime's optimisations; it says which weights are
-            the transpose of another one.
+        folder: where its external weights are.
         standard: with standard operators alone.
     """
-    made = _turned(graph, _copies(graph, source), standard)
-    sizes = {name: forms for name, forms in forms_of(made).items() if len(forms) > 1}
-    twice = [
-        name for name, forms in sizes.items() if sum(forms.values()) - min(forms.values()) >= LEAST
-    ]
-    if not twice:
+    made = _without(graph, equal_weights(graph, folder, LEAST))
+    made = _turned(made, transposed_weights(made, folder, LEAST), standard)
+    forms = ((name, sorted(sizes.values())) for name, sizes in forms_of(made).items())
+    twice = [name for name, sizes in forms if sum(sizes[1:]) >= LEAST]
+    if made is graph and not twice:
         return None
     model = onnx.ModelProto()
     model.CopyFrom(made.model)
     list_as_inputs(model, twice)
-    made = replace(made, model=model)
-    return HeldOnce(made, tuple(twice), held_by(graph) - held_by(made))
+    once = replace(made, model=model)
+    return HeldOnce(once, held_by(graph) - held_by(once))
 
 
-def _copies(graph: Graph, source: Graph) -> Mapping[str, str]:
-    """Weights that are the transpose of another matrix that ``graph`` reads."""
-    weights = {name for name, tensor in graph.tensors.items() if tensor.role is Role.WEIGHT}
-    found = {}
-    for op in source.ops:
-        if op.op_type != "Transpose" or not op.standard or op.inputs[0] not in weights:
-            continue
-        shape = graph.tensors[op.inputs[0]].shape
-        order = next((list(a.ints) for a in op.node.attribute if a.name == "perm"), [1, 0])
-        plain = shape is not None and len(shape) == 2 and order == [1, 0]
-        copy = graph.tensors.get(op.outputs[0])
-        if plain and op.outputs[0] in weights and copy and copy.dtype == TensorProto.FLOAT:
-            found[op.outputs[0]] = op.inputs[0]
-    return found
+def _without(graph: Graph, copies: Mapping[str, str]) -> Graph:
+    """The graph that reads the first of weights that are equal."""
+    held = {name for op in graph.ops for name in op.captures}.union(graph.outputs)
+    names = {name: first for name, first in copies.items() if name not in held}
+    if not names:
+        return graph
+    return _dropped(graph, tuple(op.renamed(op.name, names) for op in graph.ops), names)
+
+
+def _dropped(graph: Graph, ops: tuple[Op, ...], names: Collection[str]) -> Graph:
+    """The graph with other ops, without weights that these do not read."""
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    stored = model.graph.initializer
+    for index in reversed([i for i, tensor in enumerate(stored) if tensor.name in names]):
+        del stored[index]
+    tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in names}
+    return replace(graph, ops=ops, tensors=tensors, model=model)
 
 
 def _turned(graph: Graph, copies: Mapping[str, str], standard: bool) -> Graph:
@@ -89,26 +91,20 @@ def _turned(graph: Graph, copies: Mapping[str, str], standard: bool) -> Graph:
     for op in graph.ops:
         for name in copies.keys() & set(op.reads):
             readers[name].append(op)
-    kept = {
-        name: weight
-        for name, weight in copies.items()
-        if name not in graph.outputs
-        and all(_can_turn(op, name, graph, standard) for op in readers[name])
-    }
+    kept: dict[str, str] = {}
+    for name, weight in copies.items():  # each may be the transpose of the other
+        products = all(_can_turn(op, name, graph, standard) for op in readers[name])
+        if products and weight not in kept and name not in {*kept.values(), *graph.outputs}:
+            kept[name] = weight
     if not kept:
         return graph
     ops = tuple(
         _read_turned(op, kept, graph) if kept.keys() & set(op.reads) else op for op in graph.ops
     )
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
-    stored = model.graph.initializer
-    for index in reversed([i for i, tensor in enumerate(stored) if tensor.name in kept]):
-        del stored[index]
-    if MICROSOFT not in {entry.domain for entry in model.opset_import}:
-        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
-    tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in kept}
-    return replace(graph, ops=ops, tensors=tensors, model=model)
+    made = _dropped(graph, ops, kept)
+    if MICROSOFT not in {entry.domain for entry in made.model.opset_import}:
+        made.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    return made
 
 
 def _can_turn(op: Op, name: str, graph: Graph, standard: bool) -> bool:

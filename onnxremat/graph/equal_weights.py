@@ -1,0 +1,85 @@
+"""Weights that are one matrix: of the same bytes, or one the transpose of the other.
+
+Exporters and onnxruntime make them: a matrix that two layers share is stored twice, and a product
+with its transpose gets that as a weight of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxremat.graph.ir import Graph, Role
+from onnxremat.graph.weights import place, weight_bytes
+
+FEW = 16  # elements by which most are told apart
+BLOCK = 1024  # rows that are compared at once
+
+
+def equal_weights(graph: Graph, folder: Path | None, least: int) -> dict[str, str]:
+    """Each weight that has the bytes of one before it, and that one.
+
+    Args:
+        folder: where external weights are.
+        least: bytes of those that are looked at.
+    """
+    known: dict[object, list[tuple[str, np.ndarray]]] = {}
+    found = {}
+    for tensor, data in _values(graph, folder, least):
+        start, end = data[:FEW].tobytes(), data[-FEW:].tobytes()
+        alike = known.setdefault((tensor.data_type, tuple(tensor.dims), start, end), [])
+        same = next((name for name, other in alike if np.array_equal(data, other)), "")
+        if same:
+            found[tensor.name] = same
+        else:
+            alike.append((tensor.name, data))
+    return found
+
+
+def transposed_weights(graph: Graph, folder: Path | None, least: int) -> dict[str, str]:
+    """Each float32 matrix that is the transpose of another one, and that one.
+
+    Args:
+        folder, least: as of :func:`equal_weights`.
+    """
+    matrices = {
+        tensor.name: data.view(np.uint32).reshape(tuple(tensor.dims))
+        for tensor, data in _values(graph, folder, least)
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
+    }
+    rows: dict[object, list[str]] = {}
+    for name, matrix in matrices.items():
+        rows.setdefault((matrix.shape, matrix[0, :FEW].tobytes()), []).append(name)
+    found = {}
+    for name, matrix in matrices.items():
+        for other in rows.get((matrix.shape[::-1], matrix[:FEW, 0].tobytes()), ()):
+            if other != name and _turned(matrix, matrices[other]):
+                found[name] = other
+                break
+    return found
+
+
+def _turned(matrix: np.ndarray, other: np.ndarray) -> bool:
+    return all(
+        np.array_equal(matrix[:, at : at + BLOCK], other[at : at + BLOCK].T)
+        for at in range(0, len(other), BLOCK)
+    )
+
+
+def _values(
+    graph: Graph, folder: Path | None, least: int
+) -> Iterator[tuple[TensorProto, np.ndarray]]:
+    """Weights of so many bytes, and these, which stay in their file until they are looked at."""
+    for tensor in graph.model.graph.initializer:
+        known = graph.tensors.get(tensor.name)
+        if known is None or known.role is not Role.WEIGHT or weight_bytes(tensor) < least:
+            continue
+        where = place(tensor)
+        if where is None:
+            yield tensor, np.frombuffer(tensor.raw_data, np.uint8)
+        else:
+            file = Path(folder or ".") / where.location
+            yield tensor, np.memmap(file, np.uint8, "r", where.start, (where.length,))
