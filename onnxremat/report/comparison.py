@@ -65,11 +65,18 @@ def _part_of(name: str, whole: str, words: str = "") -> Cell:
     return cell
 
 
+def _beside(name: str, facts: Facts) -> int:
+    """What is counted beside weights and values of so much: other graphs have other nodes. Files
+    may say it of the result alone."""
+    whose = BESIDE.get(name, _RESULT)
+    return int(facts.get(whose, facts.get(_RESULT)) or 0)
+
+
 def _process(name: str) -> Cell:
     """What a process takes whose weights and values take so much."""
 
     def cell(facts: Facts) -> str:
-        peak, beside = facts.get(name), facts.get("beside_bytes")
+        peak, beside = facts.get(name), _beside(name, facts)
         return "" if peak is None or not beside else least(peak + beside)
 
     return cell
@@ -82,7 +89,7 @@ def _of_budget(name: str) -> Cell:
         peak, budget = facts.get(name), facts.get("budget_bytes")
         if peak is None or not budget:
             return ""
-        return f"{(peak + (facts.get('beside_bytes') or 0)) / budget:.1%}"
+        return f"{(peak + _beside(name, facts)) / budget:.1%}"
 
     return cell
 
@@ -167,7 +174,9 @@ def _baseline(facts: Facts) -> str:
     return "100.0%" if facts.get("baseline_peak_bytes") else ""
 
 
-_PEAK = "baseline_peak_bytes"
+_PEAK, _RESULT = "baseline_peak_bytes", "beside_bytes"
+# Where the facts say what is beside these; of others they say what is beside the result.
+BESIDE = {_PEAK: "baseline_beside_bytes", "store_all_peak_bytes": "store_all_beside_bytes"}
 COMPARISON = (
     Line(
         "peak memory", _bytes_of(_PEAK), _bytes_of("store_all_peak_bytes"),

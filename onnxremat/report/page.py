@@ -12,6 +12,7 @@ from typing import Any
 from onnxremat.fission.region import Region
 from onnxremat.report.carried import Carried
 from onnxremat.report.comparison import (
+    BESIDE,
     COMPARISON,
     UNKNOWN,
     least,
@@ -71,12 +72,16 @@ def levels(carried: Carried) -> list[Level]:
     """The lines of the chart: what is known of them."""
     facts, budget = carried.facts, carried.plan.provenance.budget
     peaks = (
-        ("measured peak", facts.get("peak_measured_bytes"), "measured"),
-        ("original", facts.get("baseline_peak_bytes"), "original"),
-        ("nothing recomputed", facts.get("store_all_peak_bytes"), "store"),
+        ("measured peak", "peak_measured_bytes", "measured"),
+        ("original", "baseline_peak_bytes", "original"),
+        ("nothing recomputed", "store_all_peak_bytes", "store"),
     )
     beside = carried.beside.total
-    lines = [Level(label, count + beside, style) for label, count, style in peaks if count]
+    lines = [
+        Level(label, facts[name] + facts.get(BESIDE.get(name, ""), beside), style)
+        for label, name, style in peaks
+        if facts.get(name)
+    ]
     return [*([Level("budget", budget, "budget")] if budget else ()), *lines]
 
 

@@ -60,6 +60,8 @@ def before_after(facts: Facts) -> RenderableType:
             ``baseline_peak_bytes``: the original under onnxruntime's default options.
             ``store_all_peak_bytes``: the optimised graph with nothing recomputed.
             ``budget_bytes``, ``peak_predicted_bytes``, ``peak_measured_bytes``: the result.
+            ``baseline_beside_bytes``, ``store_all_beside_bytes``, ``beside_bytes``: what a process
+            takes beside weights and values.
             ``peak_default_options_bytes``: the result under default options.
             ``arena_bytes``, ``arena_default_options_bytes``: what the arena holds afterwards.
             ``weight_bytes``, ``input_bytes``: weights; inputs, which the caller holds.

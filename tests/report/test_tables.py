@@ -69,6 +69,10 @@ def test_before_after_compares() -> None:
     ]  # fmt: skip
     assert line(text, "of the original's").split() == ["100.0%", "80.0%", "49.5%", "49.0%"]
     assert line(text, "of the budget").split() == ["180.0%", "148.0%", "99.2%", "98.4%"]
+    more = FACTS | {"baseline_beside_bytes": 10 << 20, "store_all_beside_bytes": 20 << 20}
+    text = as_text(before_after(more))
+    assert line(text, "of the budget").split() == ["168.0%", "144.0%", "99.2%", "98.4%"]
+    assert line(text, "the process takes").split()[::2] == ["210", "180", "124", "123"]
     assert line(text, "step time").split() == [
         "+5.00%", "reference", "+12.34%", "+13.11%", "+/-", "0.4%",
     ]  # fmt: skip
