@@ -266,9 +266,10 @@ def _tell(
         from onnxremat.report.losses import draw_losses
 
         draw_losses(
-            trainer.progress.losses, plot, title=source.name, per_epoch=len(run.batches),
-            start=start, validation=[(row["step"], row["validation_loss"]) for row in run.rows
-                                     if "validation_loss" in row],
+            trainer.progress.losses, plot, title=source.name,
+            ends=[row["step"] for row in run.rows], start=start,
+            validation=[(row["step"], row["validation_loss"]) for row in run.rows
+                        if "validation_loss" in row],
         )  # fmt: skip
         voice.note(f"wrote {plot}")
     elif plot:

@@ -256,9 +256,9 @@ NODE = _one_op().ops[0].node
 
 
 def test_losses_are_drawn_where_they_belong(tmp_path: Path, drawn: list[Figure]) -> None:
-    """A run resumed at step 6, three steps per epoch, of which the first was seen in part."""
+    """A run resumed at step 6 in an epoch of which the rest is seen; the next has twice as many."""
     losses = [3.0, 2.0, 1.0, 1.0, 1.0, 0.5]
-    draw_losses(losses, tmp_path / "l.png", per_epoch=4, start=6, validation=[(8, 2.5), (12, 0.7)])
+    draw_losses(losses, tmp_path / "l.png", ends=[8, 12], start=6, validation=[(8, 2.5), (12, 0.7)])
     (figure,) = drawn
     assert "mean loss of the last epoch 0.875, validation loss 0.7" in words(figure)
     step, validation = figure.axes[0].lines
@@ -274,7 +274,7 @@ def test_losses_over_orders_of_magnitude_get_a_logarithmic_axis(
 ) -> None:
     draw_losses(list(np.geomspace(3, 1e-3, 50)), tmp_path / "a.png")
     draw_losses(list(np.linspace(3, 1, 20000)), tmp_path / "b.png")
-    draw_losses([0.5], tmp_path / "c.png", per_epoch=9)
+    draw_losses([0.5], tmp_path / "c.png", ends=[0])
     assert [f.axes[0].get_yscale() for f in drawn] == ["log", "linear", "linear"]
     assert len(drawn[1].axes[0].lines[0].get_xdata()) <= 4000
     assert drawn[1].axes[0].lines[0].get_ydata()[-1] == pytest.approx(1, abs=1e-3)
