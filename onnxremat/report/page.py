@@ -26,6 +26,7 @@ from onnxremat.report.curve_drawing import Swept, draw_curve
 from onnxremat.report.drawing import Level, draw
 from onnxremat.report.elements import AGAIN, HELD, READERS, Frame, Moments, made_here, table
 from onnxremat.report.holders import Holder
+from onnxremat.report.sweep import ONE_ORDER, in_one_order
 from onnxremat.rewrite.pins import is_added
 from onnxremat.units import format_bytes, format_seconds
 
@@ -284,13 +285,14 @@ def _curve(carried: Carried, swept: Swept) -> str:
     taken = carried.holders.timeline.peak + carried.beside.total
     chosen = (about.budget or taken, about.overhead)
     low = swept.infeasible_below
-    whole = f" The graph as a whole needs {format_bytes(low)} or more, proven."
-    none = whole if low else ""
+    none = f" The graph as a whole needs {format_bytes(low)} or more, proven." if low else ""
+    if any(map(in_one_order, swept.points)):
+        none += f" What is proven of some budgets is {ONE_ORDER}."
     return (
         draw_curve(swept, chosen) + '<ul class="key">'
         '<li><span class="line" style="border-color:#1b7fbf"></span>plans found</li>'
-        '<li><span class="line" style="border-top:2px dashed #e69f00"></span>proven: no plan takes '
-        'less</li><li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
+        '<li><span class="line" style="border-top:2px dashed #e69f00"></span>proven: no plan of '
+        'the whole takes less</li><li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
         f'<p class="quiet">Of onnxremat sweep {escape(swept.model)}: {len(swept.points)} budgets, '
         f"by predicted peaks.{none}</p>"
     )

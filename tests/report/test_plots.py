@@ -221,6 +221,8 @@ def test_curves_never_rise() -> None:
     rows = [*ROWS, Row(70 << 20, 69 << 20, 0.30, 0.01, "feasible")]
     assert plans(rows) == [(60 << 20, 0.2), (70 << 20, 0.2), (80 << 20, 0.05), (100 << 20, 0.0)]
     assert bounds(rows) == [(60 << 20, 0.15), (70 << 20, 0.05), (80 << 20, 0.05), (100 << 20, 0.0)]
+    alone = [replace(row, any_order=False) if row.budget == 80 << 20 else row for row in rows]
+    assert bounds(alone)[1:3] == [(70 << 20, 0.01), (80 << 20, 0.05)]  # in an order of its own
     assert infeasible_until(rows) == 30 << 20
     assert infeasible_until(ROWS[:2]) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -184,6 +185,16 @@ def test_sweep_table() -> None:
     assert "infeasible (at least 40.0 MiB)" in text
     order = [text.index(f"{size} MiB  ") for size in ("100", "80.0", "60.0", "50.0", "30.0")]
     assert order == sorted(order)
+
+
+def test_what_is_proven_of_one_order_is_told_apart() -> None:
+    """That nothing takes less than storing everything holds in every order."""
+    free, bound = ROWS[0], replace(ROWS[1], any_order=False)
+    assert free.bound == 0.0
+    assert "*" not in as_text(sweep_table([replace(free, any_order=False), ROWS[2]], 100 << 20))
+    text = as_text(sweep_table([free, bound], 100 << 20))
+    assert "+15.00% *" in line(text, "60.0 MiB")
+    assert "one order of first runs alone" in line(text, "* proven")
 
 
 def test_recomputed_ops_and_what_they_free(case: Case) -> None:
