@@ -217,6 +217,7 @@ class Result:
         ]
         return {
             **artifact.planned(),
+            "bound_any_order": self.plan.provenance.any_order,
             "machine": made.machine.name,
             "devices": rows,
             "partitions": len(made.parts.partitions),

@@ -295,13 +295,21 @@ def _plan_words(facts: Facts) -> str:
     return ", ".join(words)
 
 
+def staged(facts: Facts) -> str:
+    """Which plans a proof is of, where it is not of all."""
+    return " that runs each op at most once per stage" if facts.get("bound_staged") else ""
+
+
+def one_order(facts: Facts) -> str:
+    """That a proof is not of every order of ops, where it is known to be of one alone."""
+    return " in this order of first runs" if facts.get("bound_any_order") is False else ""
+
+
 def _proof_words(facts: Facts) -> str:
     if facts.get("bound") is None:
         return ""
-    scope = {True: " in any order", False: " in this order of first runs"}
-    which = " that runs each op at most once per stage" if facts.get("bound_staged") else ""
-    words = f"no plan{which} takes less than {signed(facts['bound'])}"
-    words += scope.get(facts.get("bound_any_order"), "")  # type: ignore[arg-type]
+    every = " in any order" if facts.get("bound_any_order") else one_order(facts)
+    words = f"no plan{staged(facts)} takes less than {signed(facts['bound'])}{every}"
     words += ", of the graph in these parts" if facts.get("fission") or _rows(facts) else ""
     words += f" ({facts['bound_kind']})" if facts.get("bound_kind") else ""
     return _but(words, f"gap {facts['gap']:.3%}" if facts.get("gap") is not None else "")

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from onnxremat.report.comparison import one_order
 from onnxremat.units import format_bytes, format_seconds
 
 
@@ -36,7 +37,8 @@ def device_table(facts: Mapping[str, Any]) -> RenderableType:
     lines = [
         f"plan        {facts['status']} for the {facts['objective']}, gap {facts['gap']:.2%}, "
         f"planned in {format_seconds(facts['plan_seconds'])}",
-        f"proven      at least {format_seconds(facts['bound_seconds'])} ({facts['bound_kind']})",
+        f"proven      at least {format_seconds(facts['bound_seconds'])}{one_order(facts)} "
+        f"({facts['bound_kind']})",
         *(_of_pipeline(facts) if facts["objective"] == "throughput" else [_time(facts)]),
         f"contains    {facts['moves']} moves, {facts['recomputed_ops']} recomputed ops",
         *_all_the_time(facts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onnxremat.report.comparison import NOISE, UNKNOWN
+from onnxremat.report.comparison import NOISE, UNKNOWN, one_order
 from onnxremat.units import format_seconds
 
 Facts = Mapping[str, Any]
@@ -25,7 +25,8 @@ def time_rows(facts: Facts) -> list[tuple[str, str, str, str, str]]:
     if alone:
         rows.append(("the best device alone", _time(alone), "", "", ""))
     if facts.get("bound_seconds"):
-        rows.append(("proven: none takes less", _time(facts["bound_seconds"]), "", "", ""))
+        proven = f"proven: none takes less{one_order(facts)}"
+        rows.append((proven, _time(facts["bound_seconds"]), "", "", ""))
     return rows if any(any(row[1:]) for row in rows) else []
 
 

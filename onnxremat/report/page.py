@@ -292,7 +292,8 @@ def _curve(carried: Carried, swept: Swept) -> str:
         draw_curve(swept, chosen) + '<ul class="key">'
         '<li><span class="line" style="border-color:#1b7fbf"></span>plans found</li>'
         '<li><span class="line" style="border-top:2px dashed #e69f00"></span>proven: no plan of '
-        'the whole takes less</li><li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
+        "the whole takes less</li>"
+        '<li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
         f'<p class="quiet">Of onnxremat sweep {escape(swept.model)}: {len(swept.points)} budgets, '
         f"by predicted peaks.{none}</p>"
     )

@@ -157,6 +157,13 @@ def test_the_script_has_every_action_and_value(spread: Spread, read: Reader) -> 
     assert format_bytes(largest) == format_bytes(spread.peak("cpu")[1])
 
 
+def test_what_is_proven_of_one_order_is_said_to_be(spread: Spread, read: Reader) -> None:
+    words = "in this order of first runs"
+    assert words not in read.words
+    alone = replace(spread, facts={**FACTS, "bound_any_order": False})
+    assert Reader(devices_page(alone).html()).words.count(words) == 2  # in a sentence and a table
+
+
 def test_a_curve_is_read_and_drawn(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
     row = {"budget": 100, "limit": 100, "process": 90, "peak": 90, "overhead": 0.0, "bound": 0.0,
