@@ -34,7 +34,8 @@ def time_heads(facts: Facts) -> tuple[str, str, str, str, str]:
     """Heads of the columns of :func:`time_rows`."""
     what = "time per sample" if pipelined(facts) else "time of a run"
     trial = "in a trial" if facts.get("tried") else "predicted"
-    return what, "by costs of ops", trial, "measured", "to this plan"
+    both = "" if pipelined(facts) or in_a_run(facts) else "all runs and copies, "
+    return what, f"{both}by costs of ops", trial, "measured", "to this plan"
 
 
 def pipelined(facts: Facts) -> bool:
@@ -47,7 +48,12 @@ def of_costs(facts: Facts) -> float | None:
     if pipelined(facts):
         loads = facts.get("loads_of_costs_seconds") or {}
         return max(loads.values(), default=None)
-    return facts.get("makespan_of_costs") or facts.get("seconds_planned")
+    return facts.get("makespan_planned" if in_a_run(facts) else "seconds_planned")
+
+
+def in_a_run(facts: Facts) -> bool:
+    """Whether it is about when a run ends, and not about what all devices are at work for it."""
+    return facts.get("objective") == "makespan"
 
 
 def predicted(facts: Facts) -> float | None:
