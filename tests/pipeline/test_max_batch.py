@@ -86,6 +86,18 @@ def test_a_limit_on_extra_time(found: MaxBatch) -> None:
         assert "no plan takes less than" in above.why
 
 
+def test_what_recomputes_nothing_has_fewer_nodes() -> None:
+    """Its process takes as much less beside weights and values."""
+    settings = onnxremat.Settings(measure=False)
+    found = onnxremat.max_batch(
+        there_and_back(), budget=9 << 18, settings=settings, options=PATIENT
+    )
+    best = found.best
+    assert best.overhead
+    assert 0 < best.store_all_beside < best.beside
+    assert best.store_all_process == best.store_all_peak + best.store_all_beside > found.budget
+
+
 def test_nothing_larger_is_tried_than_asked() -> None:
     found = onnxremat.max_batch(
         there_and_back(), budget="1MiB", most=8, settings=ESTIMATED, options=PATIENT
