@@ -342,7 +342,7 @@ class _Search:
         found = plan_problem(subject, self._planned(subject), options, warm)
         proof = found.certificate
         none = Trial(
-            batch, "not found", subject.store_all_peak, why="; ".join(found.notes),
+            batch, "not found", subject.store_all_peak, why=subject.said(found.notes),
             beside=subject.beside, store_all_beside=subject.beside,
         )  # fmt: skip
         proven = proof.any_order or subject.fixed_order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,9 @@ def test_what_recomputes_nothing_has_fewer_nodes() -> None:
     )
     best = found.best
     assert best.overhead
+    above = next(trial for trial in found.trials if trial.batch == best.batch + 1)
+    assert above.why
+    assert not re.search(r"\bop \d", above.why)  # but its name
     assert 0 < best.store_all_beside < best.beside
     assert best.store_all_process == best.store_all_peak + best.store_all_beside > found.budget
 
