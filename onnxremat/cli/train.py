@@ -183,7 +183,7 @@ def command(
     rate_schedule, wanted = schedules_of(
         schedule or [], pipeline is not None, micro_batches, stages, in_flight, budget
     )
-    _check_heeded(context, rate_schedule, checkpoint)
+    _check_heeded(context, rate_schedule, checkpoint, pipeline is not None)
     if data_parallel is None and pipeline is None:
         check_alone()
         ranks = None
@@ -298,7 +298,9 @@ def _check(source: Path, weights: Path | None, export: Path | None, validate: st
         api.check_paths(source, export)
 
 
-def _check_heeded(context: typer.Context, schedule: str, checkpoint: Path | None) -> None:
+def _check_heeded(
+    context: typer.Context, schedule: str, checkpoint: Path | None, pipeline: bool
+) -> None:
     """No option was given that would do nothing."""
     for name, schedules in OF_SCHEDULES.items():
         option = first_given(context, (name,))
@@ -307,6 +309,8 @@ def _check_heeded(context: typer.Context, schedule: str, checkpoint: Path | None
                 f"{option} is not for a rate that is {schedule}",
                 hint="--schedule " + " or ".join(schedules),
             )
+    if not pipeline and (option := first_given(context, ("micro_batches",))):
+        raise UsageError(f"{option} is for pipelines", hint="mpiexec ... --pipeline")
     if checkpoint is None and first_given(context, ("every",)):
         raise UsageError("--every needs a checkpoint", hint="--checkpoint FILE")
 
