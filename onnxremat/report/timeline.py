@@ -203,7 +203,7 @@ def _mark(axes: Axes, view: View, second: float, size: float) -> None:
 
 def _budget_words(view: View) -> str:
     """What the line is: a process also has other things in its budget."""
-    return "budget" if view.whole in (None, view.budget) else "of the budget"
+    return "budget" if view.whole in (None, view.budget) else "of the\nbudget"
 
 
 def _subtitle(view: View) -> str:

@@ -85,9 +85,9 @@ def test_timeline_says_its_numbers(
     again = sum(case.seconds[op.origin] for op in case.rewritten.graph.ops if op.origin)
     assert f"{again / case.base.total_seconds:+.1%} predicted time" in text
     assert drawn[0].axes[0].get_ylim()[1] * 1024 > case.base.peak  # the axis is in KiB
-    assert "of the budget" not in text
+    assert "of the\nbudget" not in text
     draw_timeline(replace(view, whole=1 << 30), tmp_path / "t.png")
-    assert "of the budget" in words(drawn[1])
+    assert "of the\nbudget" in words(drawn[1])
 
 
 def test_measured_line_has_the_kernels_bytes(case: Case) -> None:
