@@ -139,6 +139,7 @@ class OptimizeResult(Result):
             view = View(
                 made.graph, made.timeline, profile, self.candidate.limit,
                 store_all_timeline(self.prepared), self.prepared.name,
+                whole=self.candidate.budget,
             )  # fmt: skip
             draw_timeline(view, timeline)
         if trace:

@@ -130,7 +130,7 @@ def command(
     if source is not None or cluster:
         source = _on_cluster(context, source, cluster)
         grid = Grid(data_parallel, pipeline, micro_batches, schedule, in_flight)
-        shown = _projected(source, cluster, grid, voice)
+        shown = _projected(source, cluster, grid, seed, voice)
     else:
         _only_with(context, ON_CLUSTERS, "a STEP on a cluster", "STEP --cluster FILE, or --stages")
         if stages is None:
@@ -178,7 +178,7 @@ def _only_with(context: typer.Context, names: Collection[str], what: str, hint: 
         raise UsageError(f"{option} is for {what}", hint=hint)
 
 
-def _projected(source: Path, cluster: str, grid: Grid, voice: Voice) -> Shown:
+def _projected(source: Path, cluster: str, grid: Grid, seed: int, voice: Voice) -> Shown:
     """Say what a step takes on a cluster; one of its pipelines."""
     from onnxremat.graph.onnx_io import read_model
     from onnxremat.report.projections import (
@@ -192,7 +192,7 @@ def _projected(source: Path, cluster: str, grid: Grid, voice: Voice) -> Shown:
     from onnxremat.workers.projection import project
 
     there = read_cluster(cluster)
-    found = project(read_model(source), source.parent, there, grid)
+    found = project(read_model(source), source.parent, there, grid, seed)
     if voice.as_json:
         voice.result(projection_facts(found))
     else:

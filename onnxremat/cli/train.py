@@ -183,7 +183,7 @@ def command(
     rate_schedule, wanted = schedules_of(
         schedule or [], pipeline is not None, micro_batches, stages, in_flight, budget
     )
-    _check_heeded(context, rate_schedule, checkpoint)
+    _check_heeded(context, rate_schedule, checkpoint, pipeline is not None)
     if data_parallel is None and pipeline is None:
         check_alone()
         ranks = None
@@ -267,9 +267,10 @@ def _tell(
         from onnxremat.report.losses import draw_losses
 
         draw_losses(
-            trainer.progress.losses, plot, title=source.name, per_epoch=len(run.batches),
-            start=start, validation=[(row["step"], row["validation_loss"]) for row in run.rows
-                                     if "validation_loss" in row],
+            trainer.progress.losses, plot, title=source.name,
+            ends=[row["step"] for row in run.rows], start=start,
+            validation=[(row["step"], row["validation_loss"]) for row in run.rows
+                        if "validation_loss" in row],
         )  # fmt: skip
         voice.note(f"wrote {plot}")
     elif plot:
@@ -298,7 +299,9 @@ def _check(source: Path, weights: Path | None, export: Path | None, validate: st
         api.check_paths(source, export)
 
 
-def _check_heeded(context: typer.Context, schedule: str, checkpoint: Path | None) -> None:
+def _check_heeded(
+    context: typer.Context, schedule: str, checkpoint: Path | None, pipeline: bool
+) -> None:
     """No option was given that would do nothing."""
     for name, schedules in OF_SCHEDULES.items():
         option = first_given(context, (name,))
@@ -307,6 +310,8 @@ def _check_heeded(context: typer.Context, schedule: str, checkpoint: Path | None
                 f"{option} is not for a rate that is {schedule}",
                 hint="--schedule " + " or ".join(schedules),
             )
+    if not pipeline and (option := first_given(context, ("micro_batches",))):
+        raise UsageError(f"{option} is for pipelines", hint="mpiexec ... --pipeline")
     if checkpoint is None and first_given(context, ("every",)):
         raise UsageError("--every needs a checkpoint", hint="--checkpoint FILE")
 

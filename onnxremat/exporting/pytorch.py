@@ -176,7 +176,8 @@ def untouched(module: Any) -> Iterator[None]:
     """Whatever the block does to modes, buffers, gradients wanted and random numbers is undone."""
     torch = need_torch()
     modes = {part: part.training for part in module.modules()}
-    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    buffers = [(part, dict(part._buffers)) for part in modes]  # a call may put others there
+    values = [(b, b.detach().clone()) for b in module.buffers()]
     wanted = [(p, p.requires_grad, p.grad) for p in module.parameters()]
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -187,8 +188,10 @@ def untouched(module: Any) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         for part, mode in modes.items():
             part.training = mode
+        for part, own in buffers:
+            part._buffers.update(own)
         with torch.no_grad():
-            for buffer, value in buffers:
+            for buffer, value in values:
                 buffer.copy_(value)
         for parameter, grad_wanted, gradient in wanted:
             parameter.requires_grad_(grad_wanted)

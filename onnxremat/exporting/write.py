@@ -72,8 +72,9 @@ def from_torch(
     its running statistics; dropout layers are Dropout ops that pass everything until
     ``differentiate`` switches them on. What is a trained or frozen parameter and what a buffer is
     in the metadata, under ``onnxremat.parameters``, which ``differentiate`` reads. The module
-    itself is left as it was. The model is compared with the module on the example inputs and
-    returned only where their outputs agree.
+    itself is left as it was, but for rows of embeddings with ``max_norm``, which its calls scale
+    down. The model is compared with the module on the example inputs and returned only where their
+    outputs agree.
 
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
     layers of an LSTM), and that of layers without an operator (Dropout2d, AlphaDropout) is not in

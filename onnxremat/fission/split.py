@@ -7,6 +7,7 @@ by part is never joined.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from onnxremat.fission.region import Region
 from onnxremat.fission.writer import Stretch, Writer
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.spans import CannotSplitError
+
+PART = re.compile(r"/(r+)\d+p\d")  # in names of what a part makes
 
 
 def split(graph: Graph, regions: Sequence[Region], block: int, reach: Reach | None = None) -> Graph:
@@ -76,10 +79,8 @@ def split_apart(
 def _mark(graph: Graph) -> str:
     """What tells names of parts from others: ``r``, longer where the graph has such names already
     (it is in parts, and goes in parts again)."""
-    mark = "r"
-    while any(f"/{mark}0p0" in name for name in graph.tensors):
-        mark += "r"
-    return mark
+    taken = [len(found[1]) for name in graph.tensors for found in PART.finditer(name)]
+    return "r" * (1 + max(taken, default=0))
 
 
 def _graph(writer: Writer, outputs: Sequence[str]) -> Graph:

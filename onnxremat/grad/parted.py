@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from onnxremat.errors import UnsupportedError
 from onnxremat.grad.assembly import needed
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
@@ -39,6 +40,26 @@ Parting = Callable[[Graph, str, str], Parted]
 def made_of(ops: Sequence[Op], wanted: Collection[str]) -> set[str]:
     """Names of the ops that some tensors are made of."""
     return {op.name for op in needed(ops, wanted)}
+
+
+def ahead(parted: Parted, wanted: Sequence[str]) -> set[str]:
+    """Names of the ops of the forward pass.
+
+    Args:
+        wanted: values of it that the step returns.
+
+    Raises:
+        UnsupportedError: one of these is there in parts alone.
+    """
+    graph = parted.graph
+    there = {name for op in graph.ops for name in op.writes}.union(graph.inputs)
+    lacking = next((name for name in wanted if name not in there), None)
+    if lacking is not None:
+        raise UnsupportedError(
+            f"the step does not return '{lacking}' with its forward pass in parts",
+            why="it is there in parts alone, which go back one after the other",
+        )
+    return made_of(graph.ops, {*parted.pairs, *wanted})
 
 
 def with_loss(

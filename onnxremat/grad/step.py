@@ -32,7 +32,7 @@ from onnxremat.grad.losses import find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
-from onnxremat.grad.parted import Parting, due_back, in_turn, made_of, with_loss, with_pieces
+from onnxremat.grad.parted import Parting, ahead, due_back, in_turn, with_loss, with_pieces
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.prediction import Compared, compared
 from onnxremat.grad.roles import mark_gradients, varying
@@ -245,7 +245,7 @@ class _Builder:
         parted = parting(whole, prediction, cotangent)
         made = parted.graph
         self.turns = [op.name for op in made.ops]
-        first = made_of(made.ops, {*parted.pairs, *self.settings.outputs})
+        first = ahead(parted, self.settings.outputs)
         t.learn(made)
         t.ops[:] = [op for op in made.ops if op.name not in first]
         self.roots = parted.pairs.values()

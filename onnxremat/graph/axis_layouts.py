@@ -32,6 +32,8 @@ def _aligned(before: tuple[int, ...], after: tuple[int, ...], span: Span) -> Spa
     if length < 2:
         raise CannotSplitError("an axis of one entry")
     inner = math.prod(after[span.axis + 1 :])
+    if not inner:
+        raise CannotSplitError("it has no elements")
     total = 1
     for axis, size in enumerate(before):
         if total == outer and size > 1:
@@ -88,7 +90,8 @@ def sliced(call: Call, span: Span) -> Piece:
     steps = call.integers(4) or (1,) * len(axes)
     if steps[at] < 0:
         raise CannotSplitError("it reads this axis backwards")
-    first = min(starts[at] + size * (starts[at] < 0), size) + span.first * steps[at]
+    begin = max(0, min(starts[at] + size * (starts[at] < 0), size))
+    first = begin + span.first * steps[at]
     read = Span(span.axis, first, first + (span.size - 1) * steps[at] + 1)
     new = list(starts)
     new[at], ends[at] = 0, read.size

@@ -35,6 +35,8 @@ def but_channels(call: Call, span: Span) -> Piece:
         raise CannotSplitError("its inputs hold one number per channel")
     if len(call.op.writes) > 1 or call.attributes.get("training_mode"):
         raise CannotSplitError("its statistics are those of the whole batch")
+    if not call.attributes.get("spatial", 1) and span.axis != 0:
+        raise CannotSplitError("its inputs hold one number per element of an image")
     return leading(call, span)
 
 

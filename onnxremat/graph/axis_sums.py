@@ -39,7 +39,8 @@ def require_join(total: Total, opset: int, dtype: int) -> None:
     """
     if total.joins == MEAN and dtype not in _FLOATS:
         raise CannotSplitError("a mean of whole numbers is rounded once")
-    known = next((kinds for version, kinds in _LARGEST.items() if opset < version), {dtype})
+    every = {dtype} - {T.BOOL}  # which ReduceMax and ReduceMin have
+    known = next((kinds for version, kinds in _LARGEST.items() if opset < version), every)
     if total.joins in ("Max", "Min") and dtype not in known:
         raise CannotSplitError(f"opset {opset} has no {total.joins} of its type")
 

@@ -45,11 +45,13 @@ class OverDevices:
     Attributes:
         solution: what the planner said, None where it was read from a file.
         tables: the costs it was planned with, per device; likewise empty.
+        alone: seconds of the best device that can run all ops, by the same costs; None without.
     """
 
     made: Deployment
     solution: Solution | None = None
     tables: Mapping[str, CostTable] = field(default_factory=dict)
+    alone: float | None = None
 
     @property
     def plan(self) -> Plan:
@@ -116,7 +118,7 @@ class OverDevices:
             "tried": bool(made.tried),
             "bound_seconds": found.certificate.bound,
             "gap": found.gap,
-            "best_single_device_seconds": found.reference,
+            "best_single_device_seconds": self.alone,
         }
 
     def told(self, **facts: Any) -> Self:

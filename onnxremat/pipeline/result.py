@@ -148,6 +148,8 @@ class Result:
             "budget_bytes": self.candidate.budget,
             "limit_bytes": self.candidate.limit,
             "beside_bytes": artifact.beside,
+            "baseline_beside_bytes": prepared.beside_in(prepared.whole or prepared.graph).total,
+            "store_all_beside_bytes": prepared.beside.total,
             "state_bytes": parts.state,
             "session_bytes": parts.session,
             "process_bytes": self.candidate.process,
@@ -215,6 +217,7 @@ class Result:
         ]
         return {
             **artifact.planned(),
+            "bound_any_order": self.plan.provenance.any_order,
             "machine": made.machine.name,
             "devices": rows,
             "partitions": len(made.parts.partitions),

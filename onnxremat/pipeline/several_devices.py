@@ -151,7 +151,7 @@ class SeveralDevices:
             self.terms(self.limits),
             insist=False,
         )  # fmt: skip
-        return OverDevices(made, found, self.tables)
+        return OverDevices(made, found, self.tables, self.model.problem.alone)
 
     def terms(self, limits: Mapping[str, int]) -> Terms:
         """What partitions have to suit."""

@@ -13,6 +13,7 @@ from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, prepare
 from onnxremat.pipeline.source import Source
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
+from onnxremat.planner.reasons import named
 from onnxremat.planner.semantics import peak, seconds
 from onnxremat.session.structures import bytes_again, node_bytes
 from onnxremat.units import Budget
@@ -58,6 +59,11 @@ class Subject:
     def baseline_process(self) -> int:
         """Bytes of a process that runs the unoptimised model."""
         return self.baseline_peak + self.beside
+
+    def said(self, notes: Sequence[str]) -> str:
+        """Notes of the planner, with the names of the model's ops where they are about one."""
+        names = self.model.names if self.model else ()
+        return "; ".join(named(note, names) if names else note for note in notes)
 
     def beside_of(self, sequence: Sequence[int]) -> int:
         """At most these bytes are counted beside the problem's, of a sequence that is carried out:

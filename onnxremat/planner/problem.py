@@ -197,6 +197,19 @@ class Problem:
         return alone if isfinite(alone) else float(self.cost.min(axis=0).sum())
 
     @cached_property
+    def alone(self) -> float | None:
+        """Seconds of each op once on the best single device, with copies of inputs that lie
+        elsewhere; None where no device can run all."""
+        found = self.cost[:, self.host_inputs :].sum(axis=1)
+        for op in range(self.host_inputs):
+            home, (value,) = self.runs_on(op)[0], self.writes[op]
+            come = self.copy[home, :, value].copy()
+            come[home] = 0.0
+            found = found + come
+        least = float(found.min())
+        return least if isfinite(least) else None
+
+    @cached_property
     def least_seconds(self) -> float:
         """Seconds of each op once on its best device: no schedule takes less."""
         return float(self.cost.min(axis=0).sum()) if self.ops else 0.0

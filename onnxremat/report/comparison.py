@@ -65,11 +65,18 @@ def _part_of(name: str, whole: str, words: str = "") -> Cell:
     return cell
 
 
+def _beside(name: str, facts: Facts) -> int:
+    """What is counted beside weights and values of so much: other graphs have other nodes. Files
+    may say it of the result alone."""
+    whose = BESIDE.get(name, _RESULT)
+    return int(facts.get(whose, facts.get(_RESULT)) or 0)
+
+
 def _process(name: str) -> Cell:
     """What a process takes whose weights and values take so much."""
 
     def cell(facts: Facts) -> str:
-        peak, beside = facts.get(name), facts.get("beside_bytes")
+        peak, beside = facts.get(name), _beside(name, facts)
         return "" if peak is None or not beside else least(peak + beside)
 
     return cell
@@ -82,7 +89,7 @@ def _of_budget(name: str) -> Cell:
         peak, budget = facts.get(name), facts.get("budget_bytes")
         if peak is None or not budget:
             return ""
-        return f"{(peak + (facts.get('beside_bytes') or 0)) / budget:.1%}"
+        return f"{(peak + _beside(name, facts)) / budget:.1%}"
 
     return cell
 
@@ -167,7 +174,9 @@ def _baseline(facts: Facts) -> str:
     return "100.0%" if facts.get("baseline_peak_bytes") else ""
 
 
-_PEAK = "baseline_peak_bytes"
+_PEAK, _RESULT = "baseline_peak_bytes", "beside_bytes"
+# Where the facts say what is beside these; of others they say what is beside the result.
+BESIDE = {_PEAK: "baseline_beside_bytes", "store_all_peak_bytes": "store_all_beside_bytes"}
 COMPARISON = (
     Line(
         "peak memory", _bytes_of(_PEAK), _bytes_of("store_all_peak_bytes"),
@@ -286,13 +295,21 @@ def _plan_words(facts: Facts) -> str:
     return ", ".join(words)
 
 
+def staged(facts: Facts) -> str:
+    """Which plans a proof is of, where it is not of all."""
+    return " that runs each op at most once per stage" if facts.get("bound_staged") else ""
+
+
+def one_order(facts: Facts) -> str:
+    """That a proof is not of every order of ops, where it is known to be of one alone."""
+    return " in this order of first runs" if facts.get("bound_any_order") is False else ""
+
+
 def _proof_words(facts: Facts) -> str:
     if facts.get("bound") is None:
         return ""
-    scope = {True: " in any order", False: " in this order of first runs"}
-    which = " that runs each op at most once per stage" if facts.get("bound_staged") else ""
-    words = f"no plan{which} takes less than {signed(facts['bound'])}"
-    words += scope.get(facts.get("bound_any_order"), "")  # type: ignore[arg-type]
+    every = " in any order" if facts.get("bound_any_order") else one_order(facts)
+    words = f"no plan{staged(facts)} takes less than {signed(facts['bound'])}{every}"
     words += ", of the graph in these parts" if facts.get("fission") or _rows(facts) else ""
     words += f" ({facts['bound_kind']})" if facts.get("bound_kind") else ""
     return _but(words, f"gap {facts['gap']:.3%}" if facts.get("gap") is not None else "")

@@ -20,7 +20,7 @@ from onnxremat.report.figures import (
     plot_file,
     quiet_grid,
 )
-from onnxremat.report.sweep import bounds, infeasible_until, plans
+from onnxremat.report.sweep import bounds, in_one_order, infeasible_until, plans
 from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -182,10 +182,13 @@ def _key(
 ) -> None:
     """Only what the plot shows; upper right, where no curve of this kind goes."""
     found = [p for p in points if p.overhead is not None]
+    least = "proven least: no plan is below"
+    if any(map(in_one_order, points)):
+        least = "proven least, in some places of one order"
     rows: list[tuple[str, dict[str, Any], bool]] = [
         ("plan, proven best", PLAN_BEST, any(p.status == "optimal" for p in found)),
         ("plan", PLAN, any(p.status != "optimal" for p in found)),
-        ("proven least: no plan is below", BOUND, any(p.bound is not None for p in points)),
+        (least, BOUND, any(p.bound is not None for p in points)),
         ("regions in parts, estimated", PARTS, parts),
         ("chosen", STAR, chosen is not None),
         ("neither plan nor proof", NONE, any(_undecided(p) for p in points)),

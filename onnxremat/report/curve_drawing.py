@@ -109,7 +109,7 @@ def draw_curve(swept: Swept, chosen: tuple[int, float]) -> str:
     body = _axes(x, y, (low, high), top)
     if swept.infeasible_below:
         width = max(0.0, x(swept.infeasible_below) - LEFT)
-        words = f"proven: nothing below {format_bytes(swept.infeasible_below)}"
+        words = f"proven of the whole: nothing below {format_bytes(swept.infeasible_below)}"
         body += (
             f'<rect class="impossible" x="{LEFT}" y="{TOP}" width="{width:.1f}" '
             f'height="{HEIGHT - TOP - BOTTOM}"><title>{words}</title></rect>'

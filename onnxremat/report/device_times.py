@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onnxremat.report.comparison import NOISE, UNKNOWN
+from onnxremat.report.comparison import NOISE, UNKNOWN, one_order
 from onnxremat.units import format_seconds
 
 Facts = Mapping[str, Any]
@@ -25,7 +25,8 @@ def time_rows(facts: Facts) -> list[tuple[str, str, str, str, str]]:
     if alone:
         rows.append(("the best device alone", _time(alone), "", "", ""))
     if facts.get("bound_seconds"):
-        rows.append(("proven: none takes less", _time(facts["bound_seconds"]), "", "", ""))
+        proven = f"proven: none takes less{one_order(facts)}"
+        rows.append((proven, _time(facts["bound_seconds"]), "", "", ""))
     return rows if any(any(row[1:]) for row in rows) else []
 
 
@@ -33,7 +34,8 @@ def time_heads(facts: Facts) -> tuple[str, str, str, str, str]:
     """Heads of the columns of :func:`time_rows`."""
     what = "time per sample" if pipelined(facts) else "time of a run"
     trial = "in a trial" if facts.get("tried") else "predicted"
-    return what, "by costs of ops", trial, "measured", "to this plan"
+    both = "" if pipelined(facts) or in_a_run(facts) else "all runs and copies, "
+    return what, f"{both}by costs of ops", trial, "measured", "to this plan"
 
 
 def pipelined(facts: Facts) -> bool:
@@ -46,7 +48,12 @@ def of_costs(facts: Facts) -> float | None:
     if pipelined(facts):
         loads = facts.get("loads_of_costs_seconds") or {}
         return max(loads.values(), default=None)
-    return facts.get("makespan_of_costs") or facts.get("seconds_planned")
+    return facts.get("makespan_planned" if in_a_run(facts) else "seconds_planned")
+
+
+def in_a_run(facts: Facts) -> bool:
+    """Whether it is about when a run ends, and not about what all devices are at work for it."""
+    return facts.get("objective") == "makespan"
 
 
 def predicted(facts: Facts) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxremat.execute.deployment import Deployment
 from onnxremat.execute.pipelined import pipeline_stages
+from onnxremat.report.comparison import one_order, staged
 from onnxremat.report.device_times import measured, of_costs, predicted, time_heads, time_rows
 from onnxremat.report.device_values import Held
 from onnxremat.report.elements import AGAIN, HELD, READERS, Frame, Moments, made_here, table
@@ -293,8 +294,8 @@ def _proof(spread: Spread) -> str:
     aim = aims.get(str(facts.get("objective")), "its objective")
     return (
         f"<p>The plan was made for {aim}, by costs of ops{_by_costs(facts)}. It is proven that, by "
-        f"these costs, none within the budgets takes less than "
-        f"<b>{format_seconds(facts['bound_seconds'])}</b>, so it is at most "
+        f"these costs, none{staged(facts)} within the budgets takes less than "
+        f"<b>{format_seconds(facts['bound_seconds'])}</b>{one_order(facts)}, so it is at most "
         f"<b>{facts['gap']:.2%}</b> from the least.</p>"
         f'<p class="quiet">Found: {escape(str(facts.get("status")))}, proven by '
         f"{escape(str(facts.get('bound_kind')))}.</p>"

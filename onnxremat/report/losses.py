@@ -22,7 +22,7 @@ def draw_losses(
     path: str | Path,
     *,
     title: str = "training",
-    per_epoch: int = 0,
+    ends: Sequence[int] = (),
     start: int = 0,
     validation: Sequence[tuple[int, float]] = (),
 ) -> None:
@@ -31,7 +31,7 @@ def draw_losses(
     Args:
         losses: one per step.
         path: ``.png`` or ``.svg``.
-        per_epoch: steps of an epoch, 0 for no means.
+        ends: steps after which epochs ended, ascending; none for no means.
         start: steps done before the first of ``losses``, by a run that was resumed.
         validation: (step, loss) pairs.
 
@@ -42,7 +42,7 @@ def draw_losses(
         raise UsageError("there is nothing to draw", why="no step was trained")
     values = np.asarray(losses, np.float64)
     steps = start + np.arange(1, len(values) + 1)
-    edges = _epochs(len(values), start, per_epoch)
+    edges = [start, *sorted({end for end in ends if end > start})]  # one may have had no step left
     means = [float(values[a - start : b - start].mean()) for a, b in pairwise(edges)]
     drawn = [*values, *(loss for _, loss in validation)]
     with plot_file(path, 9.0, 4.6) as figure:
@@ -72,14 +72,6 @@ def draw_losses(
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         else:
             axes.set_ylim(bottom=min(0.0, float(np.nanmin(values))))
-
-
-def _epochs(count: int, start: int, per_epoch: int) -> list[int]:
-    """Steps at which the epochs that ended begin and end, as far as they were seen."""
-    if not per_epoch:
-        return []
-    first = per_epoch * (start // per_epoch + 1)
-    return [start, *range(first, start + count + 1, per_epoch)]
 
 
 def _summary(

@@ -12,6 +12,7 @@ from typing import Any
 from onnxremat.fission.region import Region
 from onnxremat.report.carried import Carried
 from onnxremat.report.comparison import (
+    BESIDE,
     COMPARISON,
     UNKNOWN,
     least,
@@ -25,6 +26,7 @@ from onnxremat.report.curve_drawing import Swept, draw_curve
 from onnxremat.report.drawing import Level, draw
 from onnxremat.report.elements import AGAIN, HELD, READERS, Frame, Moments, made_here, table
 from onnxremat.report.holders import Holder
+from onnxremat.report.sweep import ONE_ORDER, in_one_order
 from onnxremat.rewrite.pins import is_added
 from onnxremat.units import format_bytes, format_seconds
 
@@ -71,12 +73,16 @@ def levels(carried: Carried) -> list[Level]:
     """The lines of the chart: what is known of them."""
     facts, budget = carried.facts, carried.plan.provenance.budget
     peaks = (
-        ("measured peak", facts.get("peak_measured_bytes"), "measured"),
-        ("original", facts.get("baseline_peak_bytes"), "original"),
-        ("nothing recomputed", facts.get("store_all_peak_bytes"), "store"),
+        ("measured peak", "peak_measured_bytes", "measured"),
+        ("original", "baseline_peak_bytes", "original"),
+        ("nothing recomputed", "store_all_peak_bytes", "store"),
     )
     beside = carried.beside.total
-    lines = [Level(label, count + beside, style) for label, count, style in peaks if count]
+    lines = [
+        Level(label, facts[name] + facts.get(BESIDE.get(name, ""), beside), style)
+        for label, name, style in peaks
+        if facts.get(name)
+    ]
     return [*([Level("budget", budget, "budget")] if budget else ()), *lines]
 
 
@@ -279,13 +285,15 @@ def _curve(carried: Carried, swept: Swept) -> str:
     taken = carried.holders.timeline.peak + carried.beside.total
     chosen = (about.budget or taken, about.overhead)
     low = swept.infeasible_below
-    whole = f" The graph as a whole needs {format_bytes(low)} or more, proven."
-    none = whole if low else ""
+    none = f" The graph as a whole needs {format_bytes(low)} or more, proven." if low else ""
+    if any(map(in_one_order, swept.points)):
+        none += f" What is proven of some budgets is {ONE_ORDER}."
     return (
         draw_curve(swept, chosen) + '<ul class="key">'
         '<li><span class="line" style="border-color:#1b7fbf"></span>plans found</li>'
-        '<li><span class="line" style="border-top:2px dashed #e69f00"></span>proven: no plan takes '
-        'less</li><li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
+        '<li><span class="line" style="border-top:2px dashed #e69f00"></span>proven: no plan of '
+        "the whole takes less</li>"
+        '<li><span class="swatch" style="background:#009e73"></span>this plan</li></ul>'
         f'<p class="quiet">Of onnxremat sweep {escape(swept.model)}: {len(swept.points)} budgets, '
         f"by predicted peaks.{none}</p>"
     )

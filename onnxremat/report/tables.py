@@ -28,6 +28,7 @@ from onnxremat.report.comparison import (
 )
 from onnxremat.report.literal import LITERAL
 from onnxremat.report.recomputed import Recomputed, recomputed_ops
+from onnxremat.report.sweep import ONE_ORDER, in_one_order
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes, format_seconds
 
@@ -60,6 +61,8 @@ def before_after(facts: Facts) -> RenderableType:
             ``baseline_peak_bytes``: the original under onnxruntime's default options.
             ``store_all_peak_bytes``: the optimised graph with nothing recomputed.
             ``budget_bytes``, ``peak_predicted_bytes``, ``peak_measured_bytes``: the result.
+            ``baseline_beside_bytes``, ``store_all_beside_bytes``, ``beside_bytes``: what a process
+            takes beside weights and values.
             ``peak_default_options_bytes``: the result under default options.
             ``arena_bytes``, ``arena_default_options_bytes``: what the arena holds afterwards.
             ``weight_bytes``, ``input_bytes``: weights; inputs, which the caller holds.
@@ -142,7 +145,8 @@ def _sweep_cells(point: SweepPoint, baseline_peak: int) -> list[str]:
     if point.overhead is None:
         return [*cells, "-", "-", "-", "-"]
     gap = "-" if point.bound is None else f"{max(0.0, point.overhead - point.bound):.2%}"
-    cells += [signed(point.overhead), signed(point.bound) or "-", gap]
+    proven = signed(point.bound) + " *" * in_one_order(point)
+    cells += [signed(point.overhead), proven or "-", gap]
     return [*cells, format_seconds(point.plan_seconds)]
 
 
@@ -150,7 +154,8 @@ def _sweep_notes(rows: Sequence[SweepPoint]) -> str:
     """What the columns are, and what the answers add in brackets."""
     notes = [row.status for row in rows if " (" in row.status]
     words = "overhead, least (proven) and gap are shares of the store-all time; " + TAKES
-    return "\n".join([words, *dict.fromkeys(notes)])
+    starred = [f"* proven {ONE_ORDER}"] if any(map(in_one_order, rows)) else []
+    return "\n".join([words, *starred, *dict.fromkeys(notes)])
 
 
 def recomputed(

@@ -55,7 +55,8 @@ class View:
         predicted: its simulated timeline.
         measured: a profiled run of the same graph; each kernel is drawn where the prediction has
             the op of its name.
-        budget: bytes.
+        budget: bytes for weights and values, which are what is drawn.
+        whole: the budget that these are a part of; the same by default.
         store_all: the timeline without recomputation, drawn as an outline.
         title: the model's name.
         axis: ``time`` (predicted seconds), ``steps`` (executed ops; gates and pins take no room),
@@ -69,6 +70,7 @@ class View:
     store_all: Timeline | None = None
     title: str = ""
     axis: Axis = "auto"
+    whole: int | None = None
 
     @property
     def by_time(self) -> bool:
@@ -190,13 +192,18 @@ def _mark(axes: Axes, view: View, second: float, size: float) -> None:
         level = view.budget / size
         axes.axhline(level, color=ALARM, linewidth=1.4)
         axes.annotate(
-            f"budget\n{format_bytes(view.budget)}", (1, level), (6, 0), color=ALARM,
+            f"{_budget_words(view)}\n{format_bytes(view.budget)}", (1, level), (6, 0), color=ALARM,
             xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
             annotation_clip=False, weight="bold",
         )  # fmt: skip
     step = view.predicted.peak_step
     centre = (view.at[step] + view.at[step + 1]) / 2 / second
     axes.plot(centre, view.predicted.peak / size, clip_on=False, zorder=5, **PEAK)
+
+
+def _budget_words(view: View) -> str:
+    """What the line is: a process also has other things in its budget."""
+    return "budget" if view.whole in (None, view.budget) else "of the\nbudget"
 
 
 def _subtitle(view: View) -> str:

@@ -50,7 +50,7 @@ class Trial:
 
     ``verdict`` is ``fits``, ``infeasible`` (proven), ``too slow`` (proven: no plan keeps the limit
     on extra time), or ``not found``. Peaks are of weights and values; the budget counts ``beside``
-    bytes more.
+    bytes more of the plan, and ``store_all_beside`` of what recomputes nothing.
     """
 
     batch: int
@@ -62,6 +62,7 @@ class Trial:
     seconds: float | None = None
     why: str = ""
     beside: int = 0
+    store_all_beside: int = 0
 
     @property
     def process(self) -> int | None:
@@ -71,7 +72,7 @@ class Trial:
     @property
     def store_all_process(self) -> int:
         """Bytes of a process that recomputes nothing."""
-        return self.store_all_peak + self.beside
+        return self.store_all_peak + self.store_all_beside
 
     @property
     def fits(self) -> bool:
@@ -341,8 +342,8 @@ class _Search:
         found = plan_problem(subject, self._planned(subject), options, warm)
         proof = found.certificate
         none = Trial(
-            batch, "not found", subject.store_all_peak, why="; ".join(found.notes),
-            beside=subject.beside,
+            batch, "not found", subject.store_all_peak, why=subject.said(found.notes),
+            beside=subject.beside, store_all_beside=subject.beside,
         )  # fmt: skip
         proven = proof.any_order or subject.fixed_order
         if found.status is Status.INFEASIBLE and proven:
@@ -382,14 +383,17 @@ class _Search:
             made = plan_within(subject.model, self._budget, options, warm, explain=False)
         except (NoPlanError, InfeasibleError, OverBudgetError) as error:
             why = error.why or error.what
-            return Trial(batch, "not found", peak, why=why, beside=subject.beside)
+            return Trial(
+                batch, "not found", peak, why=why, beside=subject.beside,
+                store_all_beside=subject.beside,
+            )  # fmt: skip
         facts = made.plan.provenance
         over = facts.overhead > self.max_overhead * ROUNDED
         return Trial(
             batch, "not found" if over else "fits", peak, made.peak, facts.overhead,
             facts.bound_overhead, facts.seconds,
             why="rewritten, it takes more than the limit on extra time" if over else "",
-            beside=made.artifact.beside,
+            beside=made.artifact.beside, store_all_beside=subject.beside,
         )  # fmt: skip
 
     def _polished(self, trial: Trial) -> Trial:

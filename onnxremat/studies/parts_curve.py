@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import inf, sqrt
 
 from onnxremat.errors import OnnxrematError
 from onnxremat.fission.choosers import Choosers
@@ -61,8 +61,12 @@ def parts_curve(
     made = _Curve(subject.model, options)
     rows = [made.point(p.limit, p.budget) for p in points if p.limit < subject.store_all_peak]
     if further:
-        rows += made.further(min(point.limit for point in points))
+        whole_least = min((p.process for p in points if p.process is not None), default=inf)
+        more = made.further(min(point.limit for point in points))
+        rows += [row for row in more if row and (row.process or inf) < whole_least]
     found = {row.budget: row for row in rows if row is not None}
+    if further and not found and not options.stopped:
+        return [], "none takes less than the whole, with what onnxruntime keeps of their nodes"
     return [found[budget] for budget in sorted(found, reverse=True)], ""
 
 

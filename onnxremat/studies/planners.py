@@ -142,7 +142,7 @@ def _standing(subject: Subject, entry: Entry, budget: int) -> Standing:
     process = None if peak is None else peak + subject.beside_of(found.sequence or ())
     return Standing(
         entry.planner, budget, entry.budget, process, peak, overhead, found.plan_seconds, bound,
-        gap, proof.any_order, status, entry.why,
+        gap, proof.any_order, status, subject.said(found.notes),
     )  # fmt: skip
 
 

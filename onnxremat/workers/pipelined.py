@@ -86,7 +86,9 @@ class PipelineParallel(Trainer):
         self.accumulate = 1
         self._draw_apart()
         self._split = [n for n in self.training.data if self._has_rows(n)]
-        self._split += [self.training.target] if self.training.target else []
+        target = self.training.target
+        if target and self.types[target][0]:  # a single number is that of every micro-batch
+            self._split.append(target)
         rows = self.wanted.micro_batches
         for name in self._split:
             (first, *row), kind = self.types[name]

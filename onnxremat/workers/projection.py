@@ -109,9 +109,12 @@ class Projection:
 
 
 def project(
-    model: onnx.ModelProto, folder: Path | None, cluster: Cluster, grid: Grid
+    model: onnx.ModelProto, folder: Path | None, cluster: Cluster, grid: Grid, seed: int = 0
 ) -> Projection:
     """Simulate a step, which is made for one micro-batch.
+
+    Args:
+        seed: of the search for a schedule.
 
     Raises:
         UsageError: more stages than layers, too many ranks, or a schedule that does not suit.
@@ -132,7 +135,7 @@ def project(
     pieces = cut(halves.step, stages.parts, halves.about)
     pipeline = replace(pipeline, communication=_transfers(pieces, cluster, grid))
     if grid.schedule == AUTO:
-        replay = best_order(pipeline, grid.stages).replay
+        replay = best_order(pipeline, grid.stages, seed=seed).replay
     else:
         replay = carry_out(pipeline, named(pipeline, grid.schedule, grid.stages))
     memory = _memory(halves, stages, pieces, grid.stages)

@@ -134,14 +134,21 @@ class Within:
         for _ in range(ROUNDS):
             if max(each.total for each in memory) <= self.budget:
                 return Fitted(replay, tuple(again), memory)
-            again = self._chosen(replay, memory)
-            longer = (a + b.seconds for a, b in zip(pipeline.backward, again, strict=True))
-            replay = self.scheduled(replace(pipeline, backward=tuple(longer)))
+            chosen = self._chosen(replay, memory)
+            if chosen is None:
+                break
+            again, replay = chosen, self._longer(pipeline, chosen)
             memory = self._memory(replay, again)
-        raise self._refused(replay)
+        return self._leanest(pipeline, replay)
 
-    def _chosen(self, replay: Replay, memory: Sequence[Memory]) -> list[Again]:
-        """For each stage the least seconds in its share of what its rank has for values."""
+    def _longer(self, pipeline: Pipeline, again: Sequence[Again]) -> Replay:
+        """The schedule of a pipeline whose stages make this again."""
+        longer = (a + b.seconds for a, b in zip(pipeline.backward, again, strict=True))
+        return self.scheduled(replace(pipeline, backward=tuple(longer)))
+
+    def _chosen(self, replay: Replay, memory: Sequence[Memory]) -> list[Again] | None:
+        """For each stage the least seconds in its share of what its rank has for values; None where
+        one does not do with that."""
         waits, found = waiting(replay), []
         for at, stage in enumerate(self.stages):
             rank, counts = replay.order.rank[at], (replay.peak[at], waits[at])
@@ -155,15 +162,29 @@ class Within:
             )
             best = stage.choose(int(room * own / max(1, beside)), *counts)
             if best is None:
-                raise self._refused(replay)
+                return None
             found.append(best)
         return found
 
-    def _refused(self, replay: Replay) -> NoPlanError:
-        """What the fullest rank takes where its stages keep as little as they can."""
-        counts = list(zip(replay.peak, waiting(replay), strict=True))
-        again = [s.least(*n) for s, n in zip(self.stages, counts, strict=True)]
+    def _leanest(self, pipeline: Pipeline, replay: Replay) -> Fitted:
+        """All stages keep as little as they can.
+
+        Args:
+            replay: by which micro-batches are counted that are alive.
+
+        Raises:
+            NoPlanError: the fullest rank needs more even so.
+        """
+        counts = zip(replay.peak, waiting(replay), strict=True)
+        again = tuple(s.least(*n) for s, n in zip(self.stages, counts, strict=True))
+        replay = self._longer(pipeline, again)
         memory = self._memory(replay, again)
+        if max(each.total for each in memory) <= self.budget:
+            return Fitted(replay, again, memory)
+        raise self._refused(memory)
+
+    def _refused(self, memory: Sequence[Memory]) -> NoPlanError:
+        """What the fullest rank takes so."""
         rank = max(range(len(memory)), key=lambda k: memory[k].total)
         parts = ", ".join(
             f"{format_bytes(size)} {name}" for name, size in vars(memory[rank]).items() if size

@@ -275,6 +275,7 @@ def test_options_that_do_not_go_together(cli: Command, work: Path) -> None:
         ((*training(), "--resume"), ("needs a checkpoint",)),
         ((*training(), "--every", 5), ("--every needs a checkpoint",)),
         ((*training(), "--floor", 0.1), ("--floor is not for a rate that is constant", "cosine")),
+        ((*training(), "--micro-batches", 8), ("--micro-batches is for pipelines",)),
         ((*training("--schedule", "cosine"), "--drop-every", 5), ("--drop-every is not", "step")),
         ((*training("--schedule", "step"), "--floor", 0), ("--floor is not", "linear")),
         ((*training("--schedule", "linear", "--rate", 0.1), "--floor", 0.2), ("above the rate",)),

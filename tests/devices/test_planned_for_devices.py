@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from onnxremat.cost.table import CostTable
+from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
 from onnxremat.execute.deployment import deploy
@@ -191,6 +192,23 @@ def test_a_written_plan_keeps_the_order_of_starts(chain: Prepared) -> None:
     facts = result.facts()
     assert facts["makespan_predicted"] > 0
     assert np.isfinite(facts["bound_seconds"])
+
+
+def test_the_best_device_alone_is_given_its_inputs() -> None:
+    """So that it takes no less than what is proven of all plans."""
+    graph = graph_of("g (float[1000] x) => (float[1000] y) { a = Sin(x) y = Cos(a) }")
+    machine = read_machine("cpu-cuda")
+    names = [op.name for op in graph.ops]
+    tables = {"cpu": CostTable({names[0]: 1.0, names[1]: 1.0}, {}, "given"),
+              "cuda:0": CostTable({names[0]: 1e-3, names[1]: 1e-3}, {}, "given")}  # fmt: skip
+    problem = device_model(graph, Site(machine), tables).problem
+    found = solve(problem, [float("inf")] * 2, asked(time_limit=LONG, threads=1))
+    assert problem.host_inputs == 1
+    assert problem.reference == 2e-3 < found.certificate.bound
+    assert problem.alone == pytest.approx(found.time)
+    nowhere = {"cpu": CostTable({names[0]: 1.0}, {}, "given"),
+               "cuda:0": CostTable({names[1]: 1e-3}, {}, "given")}  # fmt: skip
+    assert device_model(graph, Site(machine), nowhere).problem.alone is None
 
 
 def test_more_devices_than_are_planned_for() -> None:

@@ -202,6 +202,16 @@ def test_a_curve_has_budgets_that_only_parts_keep() -> None:
     assert parts_curve(off, found.points, options, further=True, say=str) == ([], "--fission off")
 
 
+def test_a_curve_has_no_parts_whose_nodes_take_more_than_they_spare() -> None:
+    """Of a net of small values: what onnxruntime keeps of each node is more than they are."""
+    settings = Settings(target="portable", measure=False)
+    subject = read_subject(bottlenecks(16, 16, 2), settings)
+    found = curve(subject, None, 2, PlanOptions(work=300, threads=1))
+    assert found.points
+    assert not found.parts
+    assert "none takes less than the whole" in found.whole
+
+
 def two_products() -> onnx.ModelProto:
     """Tokens made eight times as wide in between."""
     g = Drawn(0)

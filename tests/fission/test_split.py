@@ -161,6 +161,21 @@ def test_what_is_in_parts_goes_in_parts_again() -> None:
     np.testing.assert_array_equal(run(again).outputs["y"], run(whole).outputs["y"])
 
 
+def test_names_of_parts_are_those_of_no_region_before() -> None:
+    """The first region of all had a single part, and so left no names."""
+    whole = graph_of(
+        "g (float[8,4] x) => (float[8,4] z) "
+        "{ a = Relu(x) b = Sigmoid(a) c = Tanh(b) z = Exp(c) }"
+    )  # fmt: skip
+    relu, sigmoid, tanh, exp = (op.name for op in whole.ops)
+    first = Region((relu,), {"a": 0}, (1,), {}), Region((sigmoid,), {"b": 0}, (1, 1), {})
+    once = build_graph(to_model(split(whole, first, 1)))
+    (joined,) = [op.name for op in once.ops if op.op_type == "Concat"]
+    then = Region((exp,), {"z": 0}, (1, 1), {}), Region((joined, tanh), {"c": 0}, (1, 1), {})
+    again = build_graph(to_model(split(once, then, 1)))
+    np.testing.assert_allclose(run(again).outputs["z"], run(whole).outputs["z"], rtol=1e-6)
+
+
 @pytest.mark.parametrize("axis", [2, -1])
 def test_a_region_along_an_axis_that_is_not_there(axis: int) -> None:
     graph = graph_of("g (float[4, 4] x) => (float[4, 4] y) { a = Relu(x) y = Sin(a) }")

@@ -109,6 +109,16 @@ def test_losses(loss: CrossEntropy | MeanSquaredError) -> None:
     _check(images(), replace(FROZEN, loss=loss, optimizer=None), StepParts(BATCH, 2))
 
 
+def test_what_a_step_returns_besides() -> None:
+    """A value of the forward pass; not the prediction, which nobody joins."""
+    model = images()
+    (relu, *_), y = [op for op in model.graph.node if op.op_type == "Relu"], model.graph.output[0]
+    model.graph.output.append(onnx.ValueInfoProto(name=relu.output[0]))
+    _check(model, replace(FROZEN, outputs=[relu.output[0]]), StepParts(BATCH, 2))
+    with pytest.raises(UnsupportedError, match="does not return"):
+        _step(model, replace(FROZEN, outputs=[y.name]), StepParts(BATCH, 2))
+
+
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
 def test_language(name: str) -> None:
     """With tied embeddings, whose gradient has two terms in every part."""

@@ -109,6 +109,7 @@ def test_sums_of_parts_make_the_whole(case: Case) -> None:
     [
         ("ReduceMax", T.DOUBLE, 7, False), ("ReduceMax", T.DOUBLE, 8, True),
         ("ReduceMin", T.INT32, 11, False), ("ReduceMin", T.INT32, 12, True),
+        ("ReduceMax", T.UINT8, 13, True), ("ReduceMax", T.BOOL, 20, False),
         ("ReduceMean", T.INT32, 13, False), ("ReduceMean", T.DOUBLE, 7, True),
         ("ReduceProd", T.INT64, 7, True),
     ],
@@ -116,8 +117,8 @@ def test_sums_of_parts_make_the_whole(case: Case) -> None:
 def test_sums_that_nothing_puts_together(kind: str, dtype: int, opset: int, goes: bool) -> None:
     """Zeros came of the shares of a mean of integers, and models that onnxruntime does not open."""
     ends = [helper.make_tensor_value_info("x", dtype, [6, 4]),
-            helper.make_tensor_value_info("y", dtype, [4])]  # fmt: skip
-    node = helper.make_node(kind, ["x"], ["y"], "op", axes=[0], keepdims=0)
+            helper.make_tensor_value_info("y", dtype, [])]  # fmt: skip
+    node = helper.make_node(kind, ["x"], ["y"], "op", keepdims=0)
     model = helper.make_model(
         helper.make_graph([node], "g", ends[:1], ends[1:]),
         opset_imports=[helper.make_opsetid("", opset)], ir_version=8,

@@ -86,6 +86,28 @@ def test_a_limit_on_extra_time(found: MaxBatch) -> None:
         assert "no plan takes less than" in above.why
 
 
+def test_what_recomputes_nothing_has_fewer_nodes() -> None:
+    """Its process takes as much less beside weights and values."""
+    settings = onnxremat.Settings(measure=False)
+    found = onnxremat.max_batch(
+        there_and_back(), budget=9 << 18, settings=settings, options=PATIENT
+    )
+    best = found.best
+    assert best.overhead
+    assert 0 < best.store_all_beside < best.beside
+    assert best.store_all_process == best.store_all_peak + best.store_all_beside > found.budget
+
+
+def test_why_a_batch_is_too_large_names_the_op() -> None:
+    body = "a = MatMul(x, w)  b = Sin(a)  y = MatMul(b, v)"
+    ends = "g (float[batch, 1] x, float[1, 64] w, float[64, 1] v) => (float[batch, 1] y)"
+    model = parse(f"{ends} {{ {body} }}")
+    found = onnxremat.max_batch(model, budget=65536, settings=ESTIMATED, options=PATIENT)
+    above = next(trial for trial in found.trials if trial.batch == found.best.batch + 1)
+    assert above.verdict == "infeasible"
+    assert "(Sin) needs" in above.why
+
+
 def test_nothing_larger_is_tried_than_asked() -> None:
     found = onnxremat.max_batch(
         there_and_back(), budget="1MiB", most=8, settings=ESTIMATED, options=PATIENT

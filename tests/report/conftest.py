@@ -25,6 +25,7 @@ class Row:
     bound: float | None = None
     status: str = "none found"
     plan_seconds: float = 0.0
+    any_order: bool = True
 
     @property
     def limit(self) -> int:

@@ -123,7 +123,8 @@ def test_times_found_in_one_way_stand_beside_each_other(spread: Spread) -> None:
     timings = [{"name": name, "seconds": took, "ratio": took / 0.2, "spread": wide, "rounds": 9}
                for name, took, wide in (("as planned", 0.2, 0.0), ("cpu alone", 0.3, 0.1),
                                         ("cuda:0 alone", 0.9, 4.0))]  # fmt: skip
-    facts = {**FACTS, "tried": True, "makespan_of_costs": 0.012, "makespan_predicted": 0.15}
+    facts = {**FACTS, "objective": "makespan", "tried": True, "makespan_of_costs": 0.010,
+             "makespan_planned": 0.012, "makespan_predicted": 0.15}  # fmt: skip
     tried = Reader(devices_page(replace(spread, facts=facts)).html()).words
     assert "a run takes 150 ms as a trial of its partitions told." in tried
     timed = {**facts, "timings": timings, "notes": ["why <it> is so"]}
@@ -133,6 +134,10 @@ def test_times_found_in_one_way_stand_beside_each_other(spread: Spread) -> None:
     assert re.search(r"cpu alone 300 ms 1.50 x cuda:0 alone 900 ms too noisy", words)
     assert "why <it> is so" in words
     assert "by which it takes 12 ms" in words
+    sums = {**facts, "objective": "time", "seconds_planned": 0.04}  # what the bound is then of
+    words = Reader(devices_page(replace(spread, facts=sums)).html()).words
+    assert "by which it takes 40 ms" in words
+    assert re.search(r"all runs and copies, by costs of ops .* this plan 40 ms 150 ms", words)
 
 
 def test_a_file_keeps_the_times(spread: Spread, tmp_path: Path) -> None:
@@ -155,6 +160,13 @@ def test_the_script_has_every_action_and_value(spread: Spread, read: Reader) -> 
     assert len(data["values"]) == len(spread.values)
     largest = max(row[1] for row in data["lines"][0])
     assert format_bytes(largest) == format_bytes(spread.peak("cpu")[1])
+
+
+def test_what_is_proven_of_one_order_is_said_to_be(spread: Spread, read: Reader) -> None:
+    words = "in this order of first runs"
+    assert words not in read.words
+    alone = replace(spread, facts={**FACTS, "bound_any_order": False})
+    assert Reader(devices_page(alone).html()).words.count(words) == 2  # in a sentence and a table
 
 
 def test_a_curve_is_read_and_drawn(tmp_path: Path) -> None:

@@ -171,6 +171,9 @@ def test_the_chart_is_of_all_that_the_budget_counts(carried: Carried) -> None:
         "measured peak": peak + total,
         "original": 3 * peak + total,
     }
+    apart = replace(told, facts={**told.facts, "baseline_beside_bytes": 2 << 20})
+    lines = {level.label: level.bytes for level in page.levels(apart)}
+    assert lines == {**found, "original": 3 * peak + (2 << 20)}  # it has fewer nodes
     data = json.loads(Reader(text).scripts[1])
     assert data["beside"] == total
     svg = text[text.index("<svg") : text.index("</svg>")]

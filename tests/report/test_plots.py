@@ -85,6 +85,9 @@ def test_timeline_says_its_numbers(
     again = sum(case.seconds[op.origin] for op in case.rewritten.graph.ops if op.origin)
     assert f"{again / case.base.total_seconds:+.1%} predicted time" in text
     assert drawn[0].axes[0].get_ylim()[1] * 1024 > case.base.peak  # the axis is in KiB
+    assert "of the\nbudget" not in text
+    draw_timeline(replace(view, whole=1 << 30), tmp_path / "t.png")
+    assert "of the\nbudget" in words(drawn[1])
 
 
 def test_measured_line_has_the_kernels_bytes(case: Case) -> None:
@@ -221,6 +224,8 @@ def test_curves_never_rise() -> None:
     rows = [*ROWS, Row(70 << 20, 69 << 20, 0.30, 0.01, "feasible")]
     assert plans(rows) == [(60 << 20, 0.2), (70 << 20, 0.2), (80 << 20, 0.05), (100 << 20, 0.0)]
     assert bounds(rows) == [(60 << 20, 0.15), (70 << 20, 0.05), (80 << 20, 0.05), (100 << 20, 0.0)]
+    alone = [replace(row, any_order=False) if row.budget == 80 << 20 else row for row in rows]
+    assert bounds(alone)[1:3] == [(70 << 20, 0.01), (80 << 20, 0.05)]  # in an order of its own
     assert infeasible_until(rows) == 30 << 20
     assert infeasible_until(ROWS[:2]) == 0
 
@@ -256,9 +261,9 @@ NODE = _one_op().ops[0].node
 
 
 def test_losses_are_drawn_where_they_belong(tmp_path: Path, drawn: list[Figure]) -> None:
-    """A run resumed at step 6, three steps per epoch, of which the first was seen in part."""
+    """A run resumed at step 6 in an epoch of which the rest is seen; the next has twice as many."""
     losses = [3.0, 2.0, 1.0, 1.0, 1.0, 0.5]
-    draw_losses(losses, tmp_path / "l.png", per_epoch=4, start=6, validation=[(8, 2.5), (12, 0.7)])
+    draw_losses(losses, tmp_path / "l.png", ends=[8, 12], start=6, validation=[(8, 2.5), (12, 0.7)])
     (figure,) = drawn
     assert "mean loss of the last epoch 0.875, validation loss 0.7" in words(figure)
     step, validation = figure.axes[0].lines
@@ -274,7 +279,7 @@ def test_losses_over_orders_of_magnitude_get_a_logarithmic_axis(
 ) -> None:
     draw_losses(list(np.geomspace(3, 1e-3, 50)), tmp_path / "a.png")
     draw_losses(list(np.linspace(3, 1, 20000)), tmp_path / "b.png")
-    draw_losses([0.5], tmp_path / "c.png", per_epoch=9)
+    draw_losses([0.5], tmp_path / "c.png", ends=[0])
     assert [f.axes[0].get_yscale() for f in drawn] == ["log", "linear", "linear"]
     assert len(drawn[1].axes[0].lines[0].get_xdata()) <= 4000
     assert drawn[1].axes[0].lines[0].get_ydata()[-1] == pytest.approx(1, abs=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,10 @@ def test_before_after_compares() -> None:
     ]  # fmt: skip
     assert line(text, "of the original's").split() == ["100.0%", "80.0%", "49.5%", "49.0%"]
     assert line(text, "of the budget").split() == ["180.0%", "148.0%", "99.2%", "98.4%"]
+    more = FACTS | {"baseline_beside_bytes": 10 << 20, "store_all_beside_bytes": 20 << 20}
+    text = as_text(before_after(more))
+    assert line(text, "of the budget").split() == ["168.0%", "144.0%", "99.2%", "98.4%"]
+    assert line(text, "the process takes").split()[::2] == ["210", "180", "124", "123"]
     assert line(text, "step time").split() == [
         "+5.00%", "reference", "+12.34%", "+13.11%", "+/-", "0.4%",
     ]  # fmt: skip
@@ -180,6 +185,16 @@ def test_sweep_table() -> None:
     assert "infeasible (at least 40.0 MiB)" in text
     order = [text.index(f"{size} MiB  ") for size in ("100", "80.0", "60.0", "50.0", "30.0")]
     assert order == sorted(order)
+
+
+def test_what_is_proven_of_one_order_is_told_apart() -> None:
+    """That nothing takes less than storing everything holds in every order."""
+    free, bound = ROWS[0], replace(ROWS[1], any_order=False)
+    assert free.bound == 0.0
+    assert "*" not in as_text(sweep_table([replace(free, any_order=False), ROWS[2]], 100 << 20))
+    text = as_text(sweep_table([free, bound], 100 << 20))
+    assert "+15.00% *" in line(text, "60.0 MiB")
+    assert "one order of first runs alone" in line(text, "* proven")
 
 
 def test_recomputed_ops_and_what_they_free(case: Case) -> None:

@@ -66,6 +66,19 @@ class Images(nn.Module):
         return self.out(torch.relu(self.norm(self.conv2(torch.relu(self.conv1(x))))).mean((2, 3)))
 
 
+class Counting(nn.Module):
+    """Each call puts another tensor in the place of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return self.out(x)
+
+
 WORDS = torch.arange(15).reshape(3, 5) % 10
 PICTURES = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 12, 12))).float()
 
@@ -88,6 +101,14 @@ class Made:
     net: nn.Module
     told: Parameters
     model: onnx.ModelProto
+
+
+def test_buffers_that_calls_replace_are_left_as_they_were() -> None:
+    net = Counting()
+    before, own = state(net), net.calls
+    onnxremat.from_torch(net, torch.ones(2, 5), exporter="legacy")
+    assert state(net) == before
+    assert net.calls is own
 
 
 @pytest.fixture(scope="module", params=EXPORTERS)

@@ -161,6 +161,22 @@ def test_gradients_of_a_tied_weight_are_joined_when_both_are_there() -> None:
     np.testing.assert_allclose(pipe.state["w"], whole.state["w"], rtol=1e-5, atol=1e-7)
 
 
+def test_a_target_without_rows_is_that_of_every_micro_batch() -> None:
+    """It ended with a traceback."""
+    model = net(6)
+    model.graph.node.append(helper.make_node("ReduceMean", ["y"], ["all"], keepdims=0))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("all", 1, []))
+    settings: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", "initializers": True}
+    one = Trainer(differentiate(model, accumulate=2, **settings), threads=1)
+    wanted = Wanted(2, "zb-v", stages="Tanh_1")
+    step = differentiate(model, **settings)
+    pipe = PipelineParallel(step, ranks=ALONE, wanted=wanted, threads=1)
+    x, target = arrays()["x"][:12], {one.training.target: np.array(0.5, np.float32)}
+    wanted_loss = sum(one.step({"x": x[k : k + 6], **target}) for k in (0, 6)) / 2
+    assert pipe.step({"x": x, **target}) == pytest.approx(wanted_loss, rel=1e-5)
+    np.testing.assert_allclose(pipe.state["w1"], one.state["w1"], rtol=1e-5, atol=1e-7)
+
+
 def test_statistics_move_with_every_micro_batch(tmp_path: Path) -> None:
     """As in a step made for several batches per update."""
     step = differentiate(nets.net(), optimizer="sgd", initializers=True)

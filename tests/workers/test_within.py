@@ -15,7 +15,8 @@ from onnxremat.graph.ir import Op
 from onnxremat.workers.again import Again, Stage
 from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.pipelined import PipelineParallel
-from onnxremat.workers.replay import Replay
+from onnxremat.workers.replay import Replay, carry_out
+from onnxremat.workers.schedules import named
 from onnxremat.workers.search import best_order
 from onnxremat.workers.staged import Wanted
 from onnxremat.workers.within import Beside, Within
@@ -125,6 +126,36 @@ def test_where_any_schedule_will_do_fewer_micro_batches_are_alive() -> None:
         with pytest.raises(NoPlanError, match="needs more than the budget") as refused:
             within(99, any_order).fit()
         assert refused.value.smallest == least
+
+
+class Lean(Kept):
+    """A stage that can make four fifths again."""
+
+    def choose(self, room: int, alive: int, waiting: int) -> Again | None:
+        return super().choose(room, alive, waiting) or (
+            self.least(alive, waiting) if 20 * alive <= room else None
+        )
+
+    def least(self, alive: int, waiting: int) -> Again:
+        return Again(("op",), seconds=0.5, kept=20)
+
+
+def test_a_budget_is_kept_that_the_leanest_stages_keep() -> None:
+    """Though the stages of a rank have other shares of it than they need."""
+    pipeline = Pipeline((1.0,) * 2, (1.0,) * 2, (1.0,) * 2, 3)
+
+    def within(budget: int) -> Within:
+        return Within(
+            pipeline, [Kept(), Lean()], lambda each: carry_out(each, named(each, "interleaved", 1)),
+            lambda again: {}, lambda rank: [Beside()], budget,
+        )  # fmt: skip
+
+    with pytest.raises(NoPlanError) as refused:
+        within(99).fit()
+    assert refused.value.smallest is not None
+    found = within(refused.value.smallest).fit()
+    assert [bool(each.ops) for each in found.again] == [False, True]
+    assert found.memory[0].total == refused.value.smallest
 
 
 def chain() -> tuple[Stage, dict[str, int]]:
