@@ -190,7 +190,7 @@ class Candidate:
 
     @property
     def in_order(self) -> bool:
-        """Where it was run, ops ran as they were planned. Those that onnxruntime adds at load, casts
+        """Where it was run, ops ran as planned. Those that onnxruntime adds at load, casts
         of half precision, come last in its lists, and what reads them is late: parts of a graph,
         which do not depend on each other, change places then."""
         return self.measured is None or self.measured.in_order
