@@ -77,7 +77,7 @@ def _mark(graph: Graph) -> str:
     """What tells names of parts from others: ``r``, longer where the graph has such names already
     (it is in parts, and goes in parts again)."""
     mark = "r"
-    while any(f"/{mark}0p0" in name for name in graph.tensors):
+    while any(f"/{mark}0p0" in name for name in (*graph.tensors, *graph.names_inside)):
         mark += "r"
     return mark
 

@@ -144,7 +144,7 @@ class _Parts:
         self.repeated = _repeated(graph, batch, self.inside, folder)
         self._names: set[str] = set()
         self.mark = "/part"
-        while any(f"{self.mark}0" in name for name in graph.tensors):
+        while any(f"{self.mark}0" in name for name in (*graph.tensors, *graph.names_inside)):
             self.mark += "_"  # of a batch that was in parts before
 
     def part(self, index: int, rows: Sequence[int]) -> list[Op]:
