@@ -218,7 +218,7 @@ def weights_held(model: onnx.ModelProto, further: Iterable[onnx.TensorProto] = (
     of its inputs that are ``further`` weights."""
     tensors = (*model.graph.initializer, *further)
     weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
-    return held_bytes(to_ops(model), weights)
+    return held_bytes(to_ops(model), weights, [value.name for value in model.graph.output])
 
 
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:

@@ -13,14 +13,19 @@ from onnxremat.graph.traits import packed_input
 Weights = Mapping[str, tuple[int, tuple[int, ...]]]  # name to element type and shape
 
 
-def held_bytes(ops: Iterable[Op], weights: Weights) -> int:
+def held_bytes(ops: Iterable[Op], weights: Weights, returned: Iterable[str] = ()) -> int:
     """Resident bytes of weights, packed copies included.
+
+    Args:
+        returned: outputs of the model, weights among them.
 
     A matrix product packs its constant matrix and gives the original back; ops of one type share
     the packed copy, whose columns are padded to multiples of 16. Any other reader keeps the
     original as well: a weight that a MatMul and a Transpose read is held twice.
     """
     forms: dict[str, dict[object, int]] = {name: {} for name in weights}
+    for name in weights.keys() & {*returned}:
+        forms[name]["as it is"] = tensor_bytes(*weights[name])
     for op in ops:
         packed = packed_input(op)
         for name in op.reads:
@@ -45,7 +50,7 @@ def held_by(graph: Graph) -> int:
         for name, tensor in graph.tensors.items()
         if tensor.role is Role.WEIGHT
     }
-    return held_bytes(graph.ops, weights)
+    return held_bytes(graph.ops, weights, graph.outputs)
 
 
 def _is_matrix(dtype: int, shape: tuple[int, ...]) -> bool:

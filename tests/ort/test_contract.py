@@ -12,6 +12,7 @@ from random import Random
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnxremat.errors import MissingComponentError
 from onnxremat.graph.onnx_io import to_model
@@ -21,13 +22,14 @@ from onnxremat.ort import profile as profiles
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import Profiling, profile
 from onnxremat.ort.session import LEVELS, Options
+from onnxremat.ort.weights import held_by
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.rewrite.pins import add_pins, is_added
 from onnxremat.schedule.expand import expand
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, simulate
-from tests.toolbox import ONE, PLAIN, graph_of, names, random_dag, run, shuffled
+from tests.toolbox import ONE, PLAIN, graph_of, names, parse, random_dag, run, shuffled
 
 EVERY_LEVEL = pytest.mark.parametrize("level", list(LEVELS))
 
@@ -381,3 +383,10 @@ def test_default_options_carry_out_a_plan_with_recomputation() -> None:
     planned = [op.name for op in made.graph.ops if not is_added(op.name)]
     assert [name for name in ran if not is_added(name)] == planned
     assert np.array_equal(run(made.graph, Options()).outputs["y"], run(graph).outputs["y"])
+
+
+def test_a_weight_that_is_packed_and_returned_is_held_twice() -> None:
+    model = parse("g (float[8, 32] x) => (float[8, 48] y, float[32, 48] w) { y = MatMul(x, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((32, 48), np.float32), "w"))
+    graph = build_graph(model)
+    assert held_by(graph) == run(graph).weight_bytes == 2 * 4 * 32 * 48
