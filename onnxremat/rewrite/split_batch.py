@@ -3,7 +3,7 @@
 Fission along the batch (MAGIS, section 4.2, of the whole graph): one part after the other needs the
 activations of one part only, and parts on different devices run side by side. Weights and what does
 not depend on the batch are shared. Rows that are known to depend on each other
-(:mod:`onnxremat.rewrite.mixed_rows`) are refused; not all is known here: the caller compares results.
+(:mod:`onnxremat.rewrite.mixed_rows`) are refused; of the others the caller compares results.
 """
 
 from __future__ import annotations
