@@ -390,3 +390,23 @@ def test_a_weight_that_is_packed_and_returned_is_held_twice() -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.ones((32, 48), np.float32), "w"))
     graph = build_graph(model)
     assert held_by(graph) == run(graph).weight_bytes == 2 * 4 * 32 * 48
+
+
+@pytest.mark.parametrize("outer", [("s", "s", "i"), ("", "", ""), ("s", "", "i")])
+@pytest.mark.parametrize("small", [0, 1])
+def test_workspace_in_a_body_is_no_other_ops(outer: tuple[str, ...], small: int) -> None:
+    """Whatever nodes are called: profiles tell them by their names."""
+    sizes = [64, 8] if small else [8, 64]
+    model = parse(f"""g (float[{sizes[0]},64,32] x, float[{sizes[1]},64,32] z, bool c) => (y, p) {{
+        y = Softmax<axis = 1>(x)
+        p = If(c) <then_branch = t () => (q) {{ q = Softmax<axis = 1>(z) }},
+                   else_branch = e () => (r) {{ r = Sin(z) }}> }}""")
+    first, branch = model.graph.node
+    first.name, branch.name = outer[0], outer[2]
+    for each in branch.attribute:
+        each.g.node[0].name = outer[1]
+    graph = build_graph(model)
+    feeds = {n: np.ones(graph.tensors[n].shape or (), np.float32) for n in ("x", "z")}
+    found = profile(to_model(graph), {**feeds, "c": np.array(True)}, ONE)
+    values = [4 * size * 64 * 32 for size in sizes]
+    assert [kernel.scratch for kernel in found.kernels] == [2 * size for size in values]
