@@ -248,6 +248,8 @@ def test_names_notes_and_metadata_are_kept() -> None:
     model.graph.doc_string = "about the graph"
     model.graph.input[0].doc_string = "about x"
     model.graph.output[0].doc_string = "about y"
+    model.graph.output[0].metadata_props.add(key="unit", value="m")
+    model.graph.output[0].type.denotation = "IMAGE"
     for node in model.graph.node:
         node.name = f"the {node.op_type}"
         node.doc_string = f"about {node.op_type}"
@@ -263,6 +265,8 @@ def test_names_notes_and_metadata_are_kept() -> None:
         assert written.graph.doc_string == "about the graph"
         assert written.graph.input[0].doc_string == "about x"
         assert written.graph.output[0].doc_string == "about y"
+        assert [p.value for p in written.graph.output[0].metadata_props] == ["m"]
+        assert written.graph.output[0].type.denotation == "IMAGE"
         copies = 0
         for node in written.graph.node:
             if is_added(node.name):
