@@ -17,7 +17,8 @@ def held_bytes(ops: Iterable[Op], weights: Weights, returned: Iterable[str] = ()
     """Resident bytes of weights, packed copies included.
 
     Args:
-        returned: outputs of the model, weights among them.
+        returned: outputs of the model. Of a weight among them there is a copy, from the beginning
+            of a run on.
 
     A matrix product packs its constant matrix and gives the original back; ops of one type share
     the packed copy, whose columns are padded to multiples of 16. Any other reader keeps the
@@ -25,7 +26,7 @@ def held_bytes(ops: Iterable[Op], weights: Weights, returned: Iterable[str] = ()
     """
     forms: dict[str, dict[object, int]] = {name: {} for name in weights}
     for name in weights.keys() & {*returned}:
-        forms[name]["as it is"] = tensor_bytes(*weights[name])
+        forms[name]["as it is"] = forms[name]["returned"] = tensor_bytes(*weights[name])
     for op in ops:
         packed = packed_input(op)
         for name in op.reads:
