@@ -38,7 +38,7 @@ def mixed_by(
         return None
     facts, told = Facts(graph), set(inputs)
     for op in graph.ops:
-        if op.op_type in SIZES or told.isdisjoint(op.reads):
+        if told.isdisjoint(op.reads) or (op.op_type in SIZES and _known(graph, op.reads[0])):
             continue  # what follows from sizes alone is the same for every row
         told.update(op.writes)
         place = next((places[name] for name in op.writes if name in places), None)
