@@ -50,6 +50,12 @@ def mixed_by(
     return None
 
 
+def _known(graph: Graph, name: str) -> bool:
+    """The size of a value depends on no data."""
+    tensor = graph.tensors[name]
+    return tensor.shape is not None and not tensor.seen
+
+
 def _whole(op: Op, facts: Facts, rows: Span, told: set[str], places: Mapping[str, Place]) -> str:
     """What an op reads all of for some rows, of values that depend on rows; "" for nothing."""
     row = row_of(op)
