@@ -497,7 +497,8 @@ def test_a_share_is_refused_by_what_it_counts() -> None:
 def test_rows_that_decide_together_stay_together(mixed: str) -> None:
     """A run on small numbers shows nothing of it: the parts gave the same there."""
     graph = graph_of(f"""g (float[8, 16] x) => (float[8, 16] y) <float hundred = {{100}},
-        float thousand = {{1000}}, float one = {{1}}, int64 first = {{0}}, int64[1] begin = {{0}}, int64[1] end = {{1}}>
+        float thousand = {{1000}}, float one = {{1}}, int64 first = {{0}}, int64[1] begin = {{0}},
+        int64[1] end = {{1}}>
         {{ a = Sin(x) {mixed} }}""")  # fmt: skip
     with pytest.raises(UnsupportedError, match="rows of the batch depend on each other"):
         in_parts(graph, (2,), seeded_feeds(graph), None)
