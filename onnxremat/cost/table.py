@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -80,16 +81,20 @@ def signatures(graph: Graph, feeds: Mapping[str, np.ndarray] | None = None) -> d
     Args:
         feeds: inputs that the graph is measured with.
     """
-    facts = Facts(graph)
-    return {op.name: _signature(op, facts, feeds or {}) for op in graph.ops}
+    facts, opsets = Facts(graph), graph.opsets
+
+    def version(op: Op) -> int:
+        domain = "" if op.standard else op.domain
+        return _since(op.op_type, domain, opsets.get(domain, 1))
+
+    return {op.name: _signature(op, version(op), facts, feeds or {}) for op in graph.ops}
 
 
-def _signature(op: Op, facts: Facts, feeds: Mapping[str, np.ndarray]) -> str:
+def _signature(op: Op, version: int, facts: Facts, feeds: Mapping[str, np.ndarray]) -> str:
     graph = facts.graph
     tensors = [graph.tensors.get(name) for name in (*op.inputs, *op.captures, *op.outputs)]
     shapes = [(t.dtype, t.shape, t.role.value == "weight") if t else None for t in tensors]
     attributes = sorted(a.SerializeToString() for a in op.node.attribute)
-    version = _since(op.op_type, "" if op.standard else op.domain, graph.opsets)
     chosen = sorted(choosing(graph, op)) if has_bodies(op) else ()
     values = [_small(facts, name) for name in (*op.inputs, *chosen)]
     values += [_told(feeds[name]) for name in chosen if name in feeds]
@@ -97,9 +102,9 @@ def _signature(op: Op, facts: Facts, feeds: Mapping[str, np.ndarray]) -> str:
     return hashlib.sha256(text).hexdigest()[:24]
 
 
-def _since(kind: str, domain: str, opsets: Mapping[str, int]) -> int:
+@cache
+def _since(kind: str, domain: str, at: int) -> int:
     """The version of an operator: a Softmax along an axis is not what it was before version 13."""
-    at = opsets.get(domain, 1)
     try:
         return int(onnx.defs.get_schema(kind, at, domain).since_version)
     except onnx.defs.SchemaError:  # of onnxruntime's own
