@@ -38,7 +38,7 @@ from onnxremat.cost.measure import (
     read_cache,
     write_cache,
 )
-from onnxremat.cost.table import CostTable, signature
+from onnxremat.cost.table import CostTable, signatures
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, OnnxrematError
 from onnxremat.graph.ir import Graph, Role
@@ -84,7 +84,7 @@ def foreign_costs(
     path = cache_folder() / f"costs-{_key(device)}.json"
     kept = read_cache(path)
     known = {} if how.fresh else kept
-    keys = {op.name: signature(graph, op) for op in graph.ops}
+    keys = signatures(graph, feeds)
     wanted = {key: name for name, key in reversed(keys.items()) if key not in known}
     singles = dict.fromkeys(wanted.values())  # one op per signature
     names = [name for name in keys if name in singles]

@@ -11,7 +11,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import replace
 
-from onnxremat.cost.table import CostTable, signature
+from onnxremat.cost.table import CostTable, signatures
 from onnxremat.graph.ir import Graph
 
 MEASURED = frozenset({"measured", "cached"})  # sources
@@ -29,10 +29,10 @@ def in_step(table: CostTable, graph: Graph, other: CostTable, of: Graph) -> Cost
     if table.source not in MEASURED or other.source not in MEASURED:
         return table
     each = defaultdict(list)
-    for op in of.ops:
-        each[signature(of, op)].append(other.seconds[op.name])
+    for name, key in signatures(of).items():
+        each[key].append(other.seconds[name])
     known = {key: statistics.median(seconds) for key, seconds in each.items()}
-    keys = {op.name: signature(graph, op) for op in graph.ops}
+    keys = signatures(graph)
     both = {name: known[key] for name, key in keys.items() if key in known}
     here = sum(table.seconds[name] for name in both)
     if here < ENOUGH * table.total or not here:

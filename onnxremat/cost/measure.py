@@ -22,7 +22,7 @@ from onnxremat import plain_json
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.rounds import Rounds
-from onnxremat.cost.table import CostTable, signature
+from onnxremat.cost.table import CostTable, signatures
 from onnxremat.device.host import own_threads, processor_kind, processor_name, processors
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.atomic import atomic
@@ -38,7 +38,7 @@ FEWEST = 5  # runs that measuring takes at least
 EVENT = 5e-5  # seconds to write down one run of one op, and to read that
 EVENTS = 60_000  # of a profile, where that is enough runs
 AGAIN = 2  # rounds more where two do not agree
-KEPT = 2  # of what a cache holds; costs that nobody had doubted are 1
+KEPT = 3  # of what a cache holds; costs that nobody had doubted are 1, keys without values 2
 LEAST = 1e-9  # seconds of an op that is quicker than the clock
 DISPATCH_LIMIT = 1e-5  # seconds per op
 UNMEASURED = (
@@ -92,7 +92,7 @@ def measure_costs(
     path = cache_folder() / f"costs-{machine_key(threads)}.json"
     kept = read_cache(path)
     known = {} if how.fresh else kept
-    keys = {op.name: signature(graph, op) for op in graph.ops}
+    keys = signatures(graph, feeds)
     if all(key in known for key in keys.values()):
         return _table(keys, known, CACHED), None
     if how.within <= FEWEST * (estimate.total if estimate else 0.0):

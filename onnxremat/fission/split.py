@@ -79,7 +79,8 @@ def split_apart(
 def _mark(graph: Graph) -> str:
     """What tells names of parts from others: ``r``, longer where the graph has such names already
     (it is in parts, and goes in parts again)."""
-    taken = [len(found[1]) for name in graph.tensors for found in PART.finditer(name)]
+    named = (*graph.tensors, *graph.names_inside)
+    taken = [len(found[1]) for name in named for found in PART.finditer(name)]
     return "r" * (1 + max(taken, default=0))
 
 
@@ -92,6 +93,9 @@ def _graph(writer: Writer, outputs: Sequence[str]) -> Graph:
     for place in reversed(range(len(known))):
         if known[place].name not in held:
             del known[place]  # a number that hidden scores were replaced by
+    for place in reversed(range(len(frame.graph.input))):
+        if frame.graph.input[place].name in graph.optional - held:
+            del frame.graph.input[place]
     there = {tensor.name for tensor in known}  # named after their values
     new = (t for name, t in writer.constants.items() if name in used and name not in there)
     known.extend(new)

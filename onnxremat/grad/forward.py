@@ -267,10 +267,9 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
 def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model that states the type of every value, as functions that depend on types need."""
     model = onnx.shape_inference.infer_shapes(model)
-    model.graph.value_info.extend(
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-        for tensor in model.graph.initializer
-    )
+    known = [(t.name, t.data_type, t.dims) for t in model.graph.initializer]
+    known.append(("", onnx.TensorProto.FLOAT, ()))  # asked for of an input that is left out
+    model.graph.value_info.extend(helper.make_tensor_value_info(*each) for each in known)
     return model
 
 

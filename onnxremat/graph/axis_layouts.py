@@ -90,7 +90,7 @@ def sliced(call: Call, span: Span) -> Piece:
     steps = call.integers(4) or (1,) * len(axes)
     if steps[at] < 0:
         raise CannotSplitError("it reads this axis backwards")
-    begin = max(0, min(starts[at] + size * (starts[at] < 0), size))
+    begin = max(0, min(starts[at] + size * (starts[at] < 0), size))  # x[-9:] may be shorter
     first = begin + span.first * steps[at]
     read = Span(span.axis, first, first + (span.size - 1) * steps[at] + 1)
     new = list(starts)

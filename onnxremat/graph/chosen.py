@@ -10,8 +10,14 @@ from onnxremat.graph.traits import SIZES, has_bodies
 def chosen_by(graph: Graph, op: Op) -> list[str]:
     """Inputs of a graph that the branch an op runs, or how often it runs its body, follows from;
     those that a choice inside of its bodies may follow from as well."""
+    values = choosing(graph, op)
+    return [name for name in graph.inputs if name in values]
+
+
+def choosing(graph: Graph, op: Op) -> set[str]:
+    """The same of all tensors of the graph, weights included; none for an op without bodies."""
     if not has_bodies(op):
-        return []
+        return set()
     values = set(op.inputs[: DECIDING.get(op.op_type, 0)])
     if decided_by(op, set(op.reads) - values):
         values.update(op.reads)
@@ -20,4 +26,4 @@ def chosen_by(graph: Graph, op: Op) -> list[str]:
         known = maker.op_type in SIZES and not graph.tensors[maker.reads[0]].seen
         if not known and values.intersection(maker.writes):
             values.update(maker.reads)
-    return [name for name in graph.inputs if name in values]
+    return values

@@ -147,6 +147,12 @@ class Graph:
         return {name: tuple(rows) for name, rows in found.items()}
 
     @cached_property
+    def names_inside(self) -> frozenset[str]:
+        """Tensors of the bodies of If, Loop and Scan: no other tensor may have such a name."""
+        bodies = (body for op in self.ops for body in subgraphs(op.node))
+        return frozenset(name for body in bodies for name in _names(body))
+
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of all initializers."""
         return sum(t.bytes for t in self.tensors.values() if t.role is Role.WEIGHT)
@@ -204,6 +210,17 @@ def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
         yield node
         for body in subgraphs(node):
             yield from all_nodes(body)
+
+
+def _names(body: onnx.GraphProto) -> Iterator[str]:
+    """Tensors that a body has of its own, or the bodies in it do."""
+    yield from (value.name for value in body.input)
+    yield from (tensor.name for tensor in body.initializer)
+    yield from (tensor.values.name for tensor in body.sparse_initializer)
+    for node in body.node:
+        yield from node.output
+        for inner in subgraphs(node):
+            yield from _names(inner)
 
 
 def captures(node: onnx.NodeProto) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Container, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.external import check_length, external_file, read_in, read_values, said_place
-from onnxremat.graph.ir import Graph, Op, captures
+from onnxremat.graph.ir import Graph, Op, all_nodes, captures, subgraphs
 from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.topological import least_first
 from onnxremat.graph.unforeseen import told
@@ -217,15 +218,9 @@ def to_ops(model: onnx.ModelProto) -> tuple[Op, ...]:
     again: dict[str, int] = {}
     ops = []
     for index, node in enumerate(model.graph.node):
-        base = _UNPRINTABLE.sub("_", node.name) or f"{node.op_type}_{index}"
-        name = base
-        while name in taken:
-            again[base] = again.get(base, 0) + 1
-            name = f"{base}_{again[base]}"
-        taken.add(name)
         ops.append(
             Op(
-                name,
+                _free(node.name or f"{node.op_type}_{index}", taken, again),
                 node.op_type,
                 node.domain,
                 tuple(node.input),
@@ -235,7 +230,30 @@ def to_ops(model: onnx.ModelProto) -> tuple[Op, ...]:
                 origin=_metadata(node).get(ORIGIN, ""),
             )
         )
-    return _sorted(ops, model)
+    return _sorted([_named_inside(op, taken, again) for op in ops], model)
+
+
+def _free(said: str, taken: set[str], again: dict[str, int]) -> str:
+    """A name, or one like it that is not taken yet; it is taken then."""
+    base = name = _UNPRINTABLE.sub("_", said)
+    while name in taken:
+        again[base] = again.get(base, 0) + 1
+        name = f"{base}_{again[base]}"
+    taken.add(name)
+    return name
+
+
+def _named_inside(op: Op, taken: set[str], again: dict[str, int]) -> Op:
+    """The op with a name for each node of its bodies that no other has: profiles tell kernels by
+    names, and of two that share one each would have the workspace of either."""
+    if not subgraphs(op.node):
+        return op
+    node = onnx.NodeProto()
+    node.CopyFrom(op.node)
+    for body in subgraphs(node):
+        for index, inner in enumerate(all_nodes(body)):
+            inner.name = _free(inner.name or f"{op.name}/{inner.op_type}_{index}", taken, again)
+    return replace(op, node=node)
 
 
 def _metadata(node: onnx.NodeProto) -> dict[str, str]:

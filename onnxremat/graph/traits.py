@@ -27,11 +27,16 @@ SIZES = frozenset({"Shape", "Size"})  # what they make is the same for all data 
 # Output 0 may take over the buffer of a dying input of the same shape and element size.
 _UNARY = (
     "Relu LeakyRelu Elu Selu Celu Sigmoid HardSigmoid Tanh Softplus Softsign Softmax LogSoftmax "
-    "ThresholdedRelu Shrink Clip Cast Trilu ScatterElements"
+    "ThresholdedRelu ParametricSoftplus ScaledTanh Shrink Clip Cast BitCast Trilu "
+    "Scatter ScatterElements TensorScatter"
 )
 INPLACE: dict[tuple[str, str], tuple[int, ...]] = {
     **{("", name): (0,) for name in _UNARY.split()},
-    ("com.microsoft.nchwc", "Conv"): (3,),  # the residual of a fused Conv + Sum
+    ("ai.onnx.ml", "TreeEnsemble"): (0,),
+    ("ai.onnx.ml", "TreeEnsembleRegressor"): (0,),
+    ("com.microsoft", "Trilu"): (0,),
+    ("com.microsoft", "FusedConv"): (3,),  # the residual of a fused Conv + Add
+    ("com.microsoft.nchwc", "Conv"): (3,),
 }
 
 # Input position of the constant float matrix that the kernel packs at load.
@@ -57,7 +62,9 @@ DOMAINS = frozenset(
 
 def is_alias(op: Op) -> bool:
     """Output 0 shares input 0's buffer."""
-    return op.domain in ONNX and op.op_type in ALIAS
+    if op.domain in ONNX:
+        return op.op_type in ALIAS
+    return (op.domain, op.op_type) == ("com.microsoft", "ExpandDims")
 
 
 def takeover_inputs(op: Op) -> tuple[int, ...]:

@@ -375,11 +375,10 @@ def _declare_outputs(frame: onnx.ModelProto, tensors: Mapping[str, Tensor]) -> N
     for value in frame.graph.output:
         tensor = tensors[value.name]
         if tensor.dtype and tensor.shape is not None:
-            value.CopyFrom(
-                onnx.helper.make_tensor_value_info(
-                    value.name, tensor.dtype, tensor.shape, value.doc_string
-                )
-            )
+            kind = onnx.helper.make_tensor_type_proto(tensor.dtype, tensor.shape)
+            if value.type.denotation:
+                kind.denotation = value.type.denotation
+            value.type.CopyFrom(kind)
 
 
 def _tensor(name: str, found: Mapping[str, Typed], role: Role) -> Tensor:

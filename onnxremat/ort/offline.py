@@ -219,7 +219,7 @@ def weights_held(model: onnx.ModelProto, further: Iterable[onnx.TensorProto] = (
     tensors = (*model.graph.initializer, *further)
     weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
     given = {value.name for value in model.graph.input} & {t.name for t in model.graph.initializer}
-    return held_bytes(to_ops(model), weights, given)
+    return held_bytes(to_ops(model), weights, given, [value.name for value in model.graph.output])
 
 
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:

@@ -306,7 +306,10 @@ def _scratch_bytes(path: Path) -> dict[str, int]:
     if not path.exists():
         return {}
     text = path.read_text(errors="replace").partition("\n")[2]
-    return {name: int(count) for name, count in _ROW.findall(text)}
+    found: dict[str, int] = {}
+    for name, count in _ROW.findall(text):  # of files of others bodies may have names twice
+        found[name] = max(int(count), found.get(name, 0))
+    return found
 
 
 def _outermost(rows: Sequence[dict[str, Any]], scratch: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -12,16 +12,20 @@ from onnxremat.graph.traits import packed_input
 
 Weights = Mapping[str, tuple[int, tuple[int, ...]]]  # name to element type and shape
 Forms = dict[object, int]  # how kernels keep a weight, to bytes
-AS_IT_IS = "as it is"
+AS_IT_IS, RETURNED = "as it is", "returned"
 
 
-def held_bytes(ops: Iterable[Op], weights: Weights, given: Container[str] = ()) -> int:
+def held_bytes(
+    ops: Iterable[Op], weights: Weights, given: Container[str] = (), returned: Iterable[str] = ()
+) -> int:
     """Resident bytes of weights, packed copies included.
 
     Args:
         given: weights that may be given as inputs; they are no constants, and are not packed.
+        returned: outputs of the model. Of a weight among them there is a copy, from the beginning
+            of a run on.
     """
-    return sum(sum(forms.values()) for forms in _forms(ops, weights, given).values())
+    return sum(sum(forms.values()) for forms in _forms(ops, weights, given, returned).values())
 
 
 def held_by(graph: Graph) -> int:
@@ -36,14 +40,18 @@ def forms_of(graph: Graph) -> dict[str, Forms]:
         for name, tensor in graph.tensors.items()
         if tensor.role is Role.WEIGHT
     }
-    return _forms(graph.ops, weights, graph.optional)
+    return _forms(graph.ops, weights, graph.optional, graph.outputs)
 
 
-def _forms(ops: Iterable[Op], weights: Weights, given: Container[str]) -> dict[str, Forms]:
+def _forms(
+    ops: Iterable[Op], weights: Weights, given: Container[str], returned: Iterable[str]
+) -> dict[str, Forms]:
     """A matrix product packs its constant matrix and gives the original back; ops of one type share
     the packed copy, whose columns are padded to multiples of 16. Any other reader keeps the
     original as well: a weight that a MatMul and a Transpose read is held twice."""
     forms: dict[str, Forms] = {name: {} for name in weights}
+    for name in weights.keys() & {*returned}:
+        forms[name][AS_IT_IS] = forms[name][RETURNED] = tensor_bytes(*weights[name])
     for op in ops:
         packed = packed_input(op)
         for name in op.reads:

@@ -74,6 +74,10 @@ class Measured(Protocol):
         """Devices whose bytes cannot be predicted as they can on the processor."""
 
     @property
+    def in_order(self) -> bool:
+        """Ops ran in the order that was planned."""
+
+    @property
     def outputs(self) -> Mapping[str, Arrays]:
         """Outputs of every way it can be run, by the name of the way."""
 

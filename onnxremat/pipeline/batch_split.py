@@ -177,6 +177,8 @@ class _Parts:
             split = self.splits[parts]
             noted = _noted(split, parts, "needs more") if parts > 1 else split
             found = smallest(noted, self.options.within(0.5), self.log, refused)
+            if parts > 1 and not found.candidate.in_order:
+                continue
             if best is None or found.candidate.limit < best[1].candidate.limit:
                 best = parts, found
         assert best is not None
@@ -225,6 +227,8 @@ class _Parts:
             split = _noted(split, parts, "needs more")
         least = replace(least, why=", ".join(filter(None, (self.tried(), least.why))))
         made = at_minimum(split, least, self.options, self.log)
+        if parts > 1 and not made.in_order:
+            made = replace(least.candidate, lower=least.lower, why=least.why)
         return made.noted(self.words) if self.why else made
 
     def settled(self, unfit: Unfit[Solution]) -> Candidate:

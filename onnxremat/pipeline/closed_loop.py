@@ -189,6 +189,13 @@ class Candidate:
         return self.held + self.artifact.beside
 
     @property
+    def in_order(self) -> bool:
+        """Where it was run, ops ran as planned. Those that onnxruntime adds at load, casts
+        of half precision, come last in its lists, and what reads them is late: parts of a graph,
+        which do not depend on each other, change places then."""
+        return self.measured is None or self.measured.in_order
+
+    @property
     def kept(self) -> Known:
         """What it takes to carry its plan out again in as many bytes."""
         return Known(self.prepared, self.held, self.artifact.beside, self.plan.sequence)

@@ -157,7 +157,7 @@ class InOneSession:
     def _checked(self, run: SessionRun, same: Difference, outputs: Check) -> Verified:
         """Outputs that were compared, and the order that was planned."""
         order = _order("executed order", run.tuned)
-        order = replace(order, ok=run.tuned.order_kept)  # what fusion merges is no other order
+        order = replace(order, ok=run.in_order)
         return Verified(same, (outputs, order, *_sizes(run.tuned), *order_check(self.graph)))
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
@@ -226,6 +226,10 @@ class SessionRun:
     @property
     def unknowable(self) -> frozenset[str]:
         return frozenset()
+
+    @property
+    def in_order(self) -> bool:
+        return self.tuned.order_kept  # what fusion merges is no other order
 
     @property
     def outputs(self) -> Mapping[str, Arrays]:

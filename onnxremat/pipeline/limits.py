@@ -66,7 +66,7 @@ def counted_on(prepared: Prepared, machine: Machine, limits: Mapping[str, int]) 
         size += prepared.beside.state
     free = [name for name in hosts if name not in limits]
     shares = {name: limits[name] for name in hosts} if not free else {free[0]: 1}
-    given, total = {}, sum(shares.values())
+    given, total = {}, sum(shares.values()) or 1  # a share of nothing is nothing
     for name, share in shares.items():
         given[name] = size * share // total
     given[next(iter(given))] += size - sum(given.values())

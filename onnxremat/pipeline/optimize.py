@@ -332,7 +332,7 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
     Raises:
         UnsupportedError: see :func:`require_values`.
     """
-    require_values(prepared.graph)
+    require_values(prepared.graph, prepared.original)
     costs = request.costs or measured_on(machine, log)
     with log.phase(COSTS):
         tables = costs(prepared)

@@ -148,6 +148,11 @@ class DevicesRun:
         """What a provider that compiles its parts holds inside is not ours to know beforehand."""
         return frozenset(d.name for d in self.made.machine.devices if d.opaque)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether is looked at where each partition is placed (``checks``)."""
+        return True
+
     @cached_property
     def outputs(self) -> Mapping[str, Arrays]:
         found = {}

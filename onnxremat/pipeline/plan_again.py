@@ -37,6 +37,8 @@ def plan_again(
             made = applied(split, plan, log, foreseen=True)
     except OnnxrematError:  # of another version, or there is no room to try it
         return None
+    if kept.parts and not made.in_order:
+        return None
     allowed = limit.of(made.artifact.beside)
     return for_limit(made, allowed) if made.held <= allowed else None
 

@@ -298,7 +298,7 @@ def finish(kind: type[R], candidate: Candidate, timed: Timed, log: Phases, **mor
             run = run.shortened()
             candidate = replace(candidate.noted(said_of_short(prepared, hides)), measured=run)
         verified = candidate.artifact.verified(prepared, run)
-        _refuse_wrong(verified)
+        _refuse_wrong(verified, prepared)
         made = candidate.artifact
         bytes_ = bytes_checks(made.predict(), run, candidate.limits, made.beside)
         close = compare(next(iter(run.outputs.values())), prepared.baseline.outputs)
@@ -335,15 +335,16 @@ def _said_of_other(found: Difference, prepared: Prepared) -> str:
     return said if host else f"{said}; --target host plans these"
 
 
-def _refuse_wrong(verified: Verified) -> None:
+def _refuse_wrong(verified: Verified, prepared: Prepared) -> None:
     failed = [check for check in verified.checks if not check.ok]
     if not failed:
         return
     what = "the planned model computes something else"
+    hint = "please report this model and the onnxruntime version; nothing was written"
     if all(check.kind is not Kind.OUTPUTS for check in failed):
         what = "onnxruntime ran the planned model otherwise than planned"
+        if prepared.settings.target == "none":
+            hint = "--target portable, or another way to compute it in parts; nothing was written"
     raise VerificationError(
-        what,
-        why="; ".join(f"{check.name}: {check.text}" for check in failed),
-        hint="please report this model and the onnxruntime version; nothing was written",
+        what, why="; ".join(f"{check.name}: {check.text}" for check in failed), hint=hint
     )

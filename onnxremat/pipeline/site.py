@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import onnx
 from onnx import TensorProto
 
 from onnxremat.device.machine import Machine
@@ -53,17 +54,25 @@ class Site:
                                              links=tuple(links)))  # fmt: skip
 
 
-def require_values(graph: Graph) -> None:
+def require_values(graph: Graph, original: onnx.ModelProto) -> None:
     """Fail before anything is priced where partitions cannot take or give what a model does.
+
+    Args:
+        original: what the graph was made of.
 
     Raises:
         UnsupportedError: an output is no result of an op, or no tensor; or an input holds strings.
     """
-    hint, told = "plan without --devices", ""
+    hint, told = "plan without --devices", ""  # of the last one that cannot be
     for name in graph.outputs:
         if name not in graph.producer:
-            told = f"output '{name}' is an input or a weight: no op makes it, and so no device"
-            hint = f"put an Identity before it, or {hint}"
+            made = any(name in node.output for node in original.graph.node)
+            kind = "constant" if made else "a weight" if name not in graph.inputs else "an input"
+            told = f"output '{name}' is {kind}: no op makes it, and so no device"
+            before = "" if made else "put an Identity before it, or "
+            if kind != "an input":  # else onnxruntime folds it
+                before = before.replace(", or ", " and take ") + "--target none, or "
+            hint = f"{before}plan without --devices"
         elif not graph.tensors[name].dtype:
             told = f"output '{name}' is no tensor, which partitions give"
     for name in graph.inputs:

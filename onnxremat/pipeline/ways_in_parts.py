@@ -33,8 +33,8 @@ def attempt_in_parts(
     whole: Candidate | None,
     warm: Sequence[int] | None = None,
 ) -> Candidate | Unfit[Solution] | None:
-    """Plan a model in parts. None once planning is stopped, but where it fits as it is and there is
-    no plan of the whole to keep.
+    """Plan a model in parts. None where onnxruntime runs the plan in another order, and once
+    planning is stopped, but where it fits as it is and there is no plan of the whole to keep.
 
     Args:
         warm: ops of the reduced problem to start from.
@@ -43,7 +43,8 @@ def attempt_in_parts(
         if whole is not None or target.prepared.store_all_peak > target.limit.planned:
             return None
         options = replace(options.lasting(options.least), stop=None)
-    return attempt(target, options, warm)
+    found = attempt(target, options, warm)
+    return None if isinstance(found, Candidate) and not found.in_order else found
 
 
 @dataclass
@@ -101,13 +102,14 @@ class InParts(ABC):
         if not split or not takes or takes > whole.process / LEANER or self.options.stopped:
             return self._of_whole_alone(whole)
         found = self._at_minimum(split, self.options)
-        return found if found.process < whole.process else whole
+        return found if found and found.process < whole.process else whole
 
-    def _at_minimum(self, split: Prepared, options: PlanOptions) -> Candidate:
-        """The least memory of a graph in parts."""
+    def _at_minimum(self, split: Prepared, options: PlanOptions) -> Candidate | None:
+        """The least memory of a graph in parts; None where onnxruntime runs it in another order."""
         least = smallest(split, options.within(WHOLE), self.log)
         floor = self.prepared.floor.total
-        return at_minimum(split, replace(least, lower=floor, why=WORDS), options, self.log)
+        found = at_minimum(split, replace(least, lower=floor, why=WORDS), options, self.log)
+        return found if found.in_order else None
 
     def _of_whole_alone(self, whole: Candidate) -> Candidate:
         """The smallest plan of the whole; where parts were not tried to the end what is proven is
@@ -187,7 +189,7 @@ class InParts(ABC):
         with suppress(OnnxrematError):  # a refusal stays one
             plan = plan_of(split, found.ops)
             made = applied(split.unmeasured if late else split, plan, self.log)
-            return replace(made.kept, prepared=split, tried=not late)
+            return replace(made.kept, prepared=split, tried=not late) if made.in_order else None
         return found
 
     def _less(self, found: Known, works: Works) -> bool:

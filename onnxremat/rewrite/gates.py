@@ -143,12 +143,13 @@ class _Gates:
         while True:
             name = f"{PREFIX}{self.count}"
             self.count += 1
-            if not {name, name + SIZE, name + ZERO} & self.tensors.keys():
+            made = {name, name + SIZE, name + ZERO}
+            if not (made & self.tensors.keys() or made & self.graph.names_inside):
                 return name
 
     def _zeros(self, rank: int) -> str:
         name = f"onnxremat.zeros{rank}"
-        while name in self.graph.tensors:
+        while name in self.graph.tensors or name in self.graph.names_inside:
             name += "_"
         if rank not in self.zeros:
             self.zeros[rank] = numpy_helper.from_array(np.zeros(rank, np.int64), name)

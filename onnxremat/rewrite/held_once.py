@@ -20,7 +20,7 @@ from onnx import helper
 from onnxremat.graph.equal_weights import equal_weights, transposed_weights
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import packed_input
-from onnxremat.ort.weights import forms_of, held_by
+from onnxremat.ort.weights import RETURNED, Forms, forms_of, held_by
 from onnxremat.rewrite.unpacked import list_as_inputs
 
 LEAST = 1 << 20  # bytes of a copy that is worth a slower product
@@ -54,8 +54,7 @@ def held_once(graph: Graph, folder: Path | None, *, standard: bool) -> HeldOnce 
     """
     made = _without(graph, equal_weights(graph, folder, LEAST))
     made = _turned(made, transposed_weights(made, folder, LEAST), standard)
-    forms = ((name, sorted(sizes.values())) for name, sizes in forms_of(made).items())
-    twice = [name for name, sizes in forms if sum(sizes[1:]) >= LEAST]
+    twice = [name for name, forms in forms_of(made).items() if _more(forms) >= LEAST]
     if made is graph and not twice:
         return None
     model = onnx.ModelProto()
@@ -63,6 +62,12 @@ def held_once(graph: Graph, folder: Path | None, *, standard: bool) -> HeldOnce 
     list_as_inputs(model, twice)
     once = replace(made, model=model)
     return HeldOnce(once, held_by(graph) - held_by(once))
+
+
+def _more(forms: Forms) -> int:
+    """Bytes of a weight beside its smallest form; a copy that is returned is nobody's to spare."""
+    sizes = sorted(size for form, size in forms.items() if form != RETURNED)
+    return sum(sizes[1:])
 
 
 def _without(graph: Graph, copies: Mapping[str, str]) -> Graph:

@@ -66,8 +66,8 @@ class _Pins:
     def add(self, name: str, step: int) -> None:
         """A pin on what a step makes."""
         pin = f"{PREFIX}{len(self.pins)}"
-        while pin in self.graph.tensors:  # of the plan that this model had before
-            pin += "_"
+        while pin in self.graph.tensors or pin in self.graph.names_inside:
+            pin += "_"  # of the plan that this model, or one in its bodies, had before
         tensor = self.tensors[name]
         if not is_left(tensor) and tensor.shape:
             self.nowhere = self.nowhere or self._nowhere()
@@ -90,7 +90,7 @@ class _Pins:
 
     def _nowhere(self) -> str:
         name = "onnxremat.nowhere"
-        while name in self.tensors:
+        while name in self.tensors or name in self.graph.names_inside:
             name += "_"
         self.tensors[name] = Tensor(name, TensorProto.INT64, (0,), 0, Role.WEIGHT)
         return name

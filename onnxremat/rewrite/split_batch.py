@@ -2,8 +2,8 @@
 
 Fission along the batch (MAGIS, section 4.2, of the whole graph): one part after the other needs the
 activations of one part only, and parts on different devices run side by side. Weights and what does
-not depend on the batch are shared. Whether rows are independent of each other is not decided here
-(a normalisation over the batch looks like any other op): the caller compares results.
+not depend on the batch are shared. Rows that are known to depend on each other
+(:mod:`onnxremat.rewrite.mixed_rows`) are refused; of the others the caller compares results.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.traits import has_bodies
 from onnxremat.graph.weights import place
 from onnxremat.limits import NODES, check
+from onnxremat.rewrite.mixed_rows import mixed_by
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
 # Operators that may read a batch that is a constant, with the axis that it has there.
@@ -111,6 +112,7 @@ def split_batch(
                 why="for some of them it may run something else",
                 hint="leave the batch whole",
             )
+    _require_own_rows(graph, made)
     for name in graph.outputs:
         if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
             raise UnsupportedError(
@@ -131,6 +133,22 @@ def split_batch(
     return model
 
 
+def _require_own_rows(graph: Graph, made: _Parts) -> None:
+    """Raises:
+    UnsupportedError: rows are made of others.
+    """
+    found = mixed_by(graph, made.inputs, made.places, made.batch)
+    if found is None:
+        return
+    op, name = found
+    raise UnsupportedError(
+        f"rows of the batch depend on each other: '{name}' is of all of them",
+        where=f"read by node {op.name} ({op.op_type})",
+        why="for some of the rows it may be another one",
+        hint="leave the batch whole",
+    )
+
+
 class _Parts:
     """Copies of what depends on the batch."""
 
@@ -144,7 +162,7 @@ class _Parts:
         self.repeated = _repeated(graph, batch, self.inside, folder)
         self._names: set[str] = set()
         self.mark = "/part"
-        while any(f"{self.mark}0" in name for name in graph.tensors):
+        while any(f"{self.mark}0" in name for name in (*graph.tensors, *graph.names_inside)):
             self.mark += "_"  # of a batch that was in parts before
 
     def part(self, index: int, rows: Sequence[int]) -> list[Op]:

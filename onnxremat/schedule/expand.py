@@ -61,7 +61,9 @@ def copy_mark(graph: Graph) -> str:
     """What tells the name of a copy from its original's: ``__r``, longer where the graph has
     such names already (a planned model that is planned again)."""
     mark = "__r"
-    while any(mark in name for name in (*graph.tensors, *(op.name for op in graph.ops))):
+    ops = (op.name for op in graph.ops)
+    names = [name for name in (*graph.tensors, *graph.names_inside, *ops) if mark in name]
+    while any(mark in name for name in names):
         mark += "r"
     return mark
 

@@ -112,7 +112,12 @@ def test_wrong_options_are_refused(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("(float[4] x) => (float[4] y, float[4] x) { y = Sin(x) }", "'x' is an input or a weight"),
+        ("(float[4] x) => (float[4] y, float[4] x) { y = Sin(x) }", "'x' is an input: no op"),
+        (  # an Identity more would be folded, too
+            "(float[4] x) => (float[4] y, float[4] z) <float[4] w = {1, 2, 3, 4}> "
+            "{ y = Sin(x) z = Relu(w) }",
+            "'z' is constant: no op makes it, and so no device",
+        ),
         (
             "(float[4] x) => (seq(float) y) { a = Sin(x) y = SequenceConstruct(a) }",
             "'y' is no tensor",

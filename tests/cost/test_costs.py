@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import models
@@ -16,7 +17,7 @@ from onnxremat.cost.analytic import analytic_costs, flops
 from onnxremat.cost.kept import cache_folder
 from onnxremat.cost.kernels import kernel_costs
 from onnxremat.cost.measure import Measuring, machine_key, measure_costs
-from onnxremat.cost.table import KernelCosts, signature
+from onnxremat.cost.table import KernelCosts, signatures
 from onnxremat.device import host
 from onnxremat.device.host import own_threads
 from onnxremat.graph.onnx_io import to_model
@@ -102,13 +103,32 @@ def test_equal_work_is_one_signature() -> None:
         a = Softmax<axis = 0>(x)  b = Softmax<axis = 0>(a)  c = Softmax<axis = 1>(b)
         d = Sin(c)  e = ReduceMax<keepdims = 1>(d)  f = Sin(e)  y = Add(f, d) }"""
     )
-    keys = {op.name: signature(graph, op) for op in graph.ops}
+    keys = signatures(graph)
     a, b, c, d, _, f, _ = (keys[op.name] for op in graph.ops)
     assert a == b
     assert len({a, c, d, f}) == 4
     first = graph.ops[0].name
     again = expand(graph, [first, first, *(op.name for op in graph.ops[1:])])
-    assert signature(again, again.ops[1]) == a
+    assert signatures(again)[again.ops[1].name] == a
+
+
+def test_other_work_is_another_signature() -> None:
+    """Of the same types, shapes and attributes: by a constant, a given input, or the version."""
+
+    def key(text: str, opset: int = 18, given: int | None = None) -> str:
+        graph = graph_of(text, opset)
+        feeds = {} if given is None else {"m": np.asarray(given)}
+        return list(signatures(graph, feeds).values())[-1]
+
+    power = "g (float[8] x) => (float[8] y) <float e = {%s}> { y = Pow(x, e) }"
+    assert key(power % "2.0") == key(power % "2.0") != key(power % "2.5")
+    softmax = "g (float[8, 8, 8] x) => (float[8, 8, 8] y) { y = Softmax<axis = 1>(x) }"
+    assert key(softmax, 11) == key(softmax, 12) != key(softmax, 13)
+    loop = """g (float[8] x%s) => (float[8] y) <%s bool c = {1}> { y = Loop(m, c, x) <body =
+        b (int64 i, bool k, float[8] s) => (bool l, float[8] t) { l = Identity(k) t = Sin(s) }> }"""
+    assert key(loop % ("", "int64 m = {3},")) != key(loop % ("", "int64 m = {4},"))
+    asked = loop % (", int64 m", "")
+    assert key(asked, given=3) == key(asked, given=3) != key(asked, given=4)
 
 
 def test_estimated_scratch_is_near_the_measured() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.in_step import in_step
-from onnxremat.cost.table import CostTable, signature
+from onnxremat.cost.table import CostTable, signatures
 from onnxremat.graph.ir import Graph
 from tests.toolbox import graph_of, training_chain
 
@@ -23,9 +23,10 @@ OTHER = """g (float[64, 64] x, float[64, 64] w) => (float[64, 64] y) {
 def _costs(graph: Graph, times: float, source: str = "measured") -> CostTable:
     """As if measured: ops that are known by one key cost the same."""
     made, each = analytic_costs(graph), dict[str, float]()
-    for op in graph.ops:
-        each.setdefault(signature(graph, op), times * made.seconds[op.name])
-    seconds = {op.name: each[signature(graph, op)] for op in graph.ops}
+    keys = signatures(graph)
+    for name, key in keys.items():
+        each.setdefault(key, times * made.seconds[name])
+    seconds = {name: each[key] for name, key in keys.items()}
     return replace(made, seconds=seconds, source=source)
 
 

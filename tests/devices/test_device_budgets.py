@@ -66,6 +66,8 @@ def test_what_the_caller_holds_is_shared_by_the_budgets(step: Prepared) -> None:
     uneven = counted_on(step, MACHINE, {"cpu:0": 1 * MIB, "cpu:1": 3 * MIB})
     assert uneven.given["cpu:1"] == pytest.approx(0.75 * whole, rel=1e-6)
     assert counted_on(step, MACHINE, {"cpu:1": 7}).given == {"cpu:0": whole}  # it has no limit
+    nothing = counted_on(step, MACHINE, {"cpu:0": 0, "cpu:1": 0})  # shares of an empty model
+    assert sum(nothing.given.values()) == whole
     held = counted_on(step, holders(2), {"cpu:0": 7, "cpu:1": 7})
     assert sum(held.given.values()) == step.beside.inputs  # state counts where it lives
     settings = replace(step.settings, not_counted=EVERYTHING)

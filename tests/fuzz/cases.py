@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 
 from onnxremat.cost.measure import machine_key
-from onnxremat.cost.table import signature
+from onnxremat.cost.table import signatures
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.schedule.plan import Plan, graph_hash
@@ -153,7 +153,7 @@ def broken_costs(draw: Random) -> Case:
     """A cache of measured costs, read for a model whose ops it knows."""
     model = parse("g (float[4, 8] x) => (float[4, 8] y) { a = Sin(x) y = Cos(a) }")
     graph = build_graph(bind(model))
-    rows = {signature(graph, op): [1e-6, 0, 0] for op in graph.ops}
+    rows = {key: [1e-6, 0, 0] for key in signatures(graph).values()}
     text = json.dumps(change_json(rows, draw, 2))
     cache = f"cache/costs-{machine_key(1)}.json"
     files = {"in.onnx": model.SerializeToString(), cache: text.encode()}

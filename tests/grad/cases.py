@@ -402,6 +402,9 @@ for _reduction in ("mean", "sum", "none"):
 _heads = (normal(2, 3, 4, 8), normal(2, 3, 5, 8), normal(2, 3, 5, 8))
 case("Attention", *_heads, opsets=(23, 24), exact=False)
 case("Attention", *_heads, normal(4, 5), opsets=(23,), exact=False)
+# No mask before the keys and values of the past.
+_past = (normal(2, 3, 2, 8), normal(2, 3, 2, 8))
+case("Attention", *_heads, None, *_past, opsets=(23, 24), outputs=3, exact=False)
 case("Attention", normal(2, 4, 8), normal(2, 4, 8), normal(2, 4, 8), opsets=(23,), exact=False,
      q_num_heads=2, kv_num_heads=2, is_causal=1)  # fmt: skip
 _table = [fixed(normal(10, 4)), fixed(normal(10, 4)), fixed(np.tile(np.arange(4), (2, 1)))]

@@ -195,6 +195,7 @@ CASES = (
     _("Slice", [SHAPE, ints(1), ints(5), ints(1)], {0, 1, 2}),
     _("Slice", [(9, 7), ints(-8, 1), ints(100, -1), ints(0, -1), ints(3, 2)], {0, 1}),
     _("Slice", [SHAPE, ints(-100), ints(5), ints(1)], {0, 1, 2}),
+    _("Slice", [(9, 7), ints(-12, -20), ints(6, 100), ints(0, 1)], {0, 1}),
     _("Slice", [SHAPE, ints(5, 1), ints(0, 4), ints(1, 2), ints(-1, 1)], {0, 2}),
     _("Slice", [SHAPE, ("constant", np.int32([2])), ("constant", np.int32([9]))], {0, 1, 2}),
     _("Slice", [SHAPE], {0, 1, 2}, starts=[1, -4], ends=[3, 9], axes=[0, 2], opset=9),

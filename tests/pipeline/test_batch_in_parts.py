@@ -401,7 +401,7 @@ def test_why_a_batch_stays_whole_is_said() -> None:
     model = parse(MEAN.replace("[4, 4]", "[4, 4096]"), opset=13)
     settings, options = PLANNED, PlanOptions(time_limit=4.0, threads=1)
     found = api.optimize(model, budget="min", settings=settings, options=options, bench_seconds=0)
-    said = "the batch stays whole: output 'y' is another one with the batch in parts"
+    said = "the batch stays whole: rows of the batch depend on each other: 'm' is of all of them"
     assert any(note.startswith(said) for note in found.facts()["notes"])
     with pytest.raises(InfeasibleError) as refused:
         api.optimize(model, budget=4096, settings=settings, options=options, bench_seconds=0)
@@ -479,3 +479,26 @@ def test_a_share_is_refused_by_what_it_counts() -> None:
     said = refused.value.refusal
     assert said.lower <= said.works.fits + prepared.beside.total
     assert f"beside that {prepared.beside.words}" in said.why  # else the bytes do not add up
+
+
+@pytest.mark.parametrize("mixed", [
+    # What all rows decide, and no made-up input meets: a largest value above a bound.
+    "m = ReduceMax<keepdims = 0>(x)  big = Greater(m, hundred)  y = Where(big, x, a)",
+    # Entries that go by those before them.
+    "s = CumSum(x, first)  big = Greater(s, hundred)  y = Where(big, x, a)",
+    # A norm that is made less where it is too large.
+    "n = ReduceL2<keepdims = 0>(a)  q = Div(hundred, n)  k = Min(q, one)  y = Mul(a, k)",
+    # How many numbers of all rows are not zero.
+    "z = NonZero(x)  n = Shape(z)  m = ReduceMax<keepdims = 0>(n)  f = Cast<to = 1>(m)  "
+    "big = Greater(f, thousand)  y = Where(big, x, a)",
+    # The first row alone.
+    "r = Slice(x, begin, end)  big = Greater(r, hundred)  y = Where(big, x, a)",
+])  # fmt: skip
+def test_rows_that_decide_together_stay_together(mixed: str) -> None:
+    """A run on small numbers shows nothing of it: the parts gave the same there."""
+    graph = graph_of(f"""g (float[8, 16] x) => (float[8, 16] y) <float hundred = {{100}},
+        float thousand = {{1000}}, float one = {{1}}, int64 first = {{0}}, int64[1] begin = {{0}},
+        int64[1] end = {{1}}>
+        {{ a = Sin(x) {mixed} }}""")  # fmt: skip
+    with pytest.raises(UnsupportedError, match="rows of the batch depend on each other"):
+        in_parts(graph, (2,), seeded_feeds(graph), None)

@@ -8,6 +8,7 @@ from onnx import numpy_helper
 
 from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
+from onnxremat.errors import VerificationError
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions
@@ -47,3 +48,20 @@ def test_a_gate_waits_for_what_onnxruntime_leaves_as_it_is() -> None:
     names = {op.outputs[0]: op.name for op in graph.ops}
     gated = add_gates(expand(graph, [names[name] for name in ("f", "s", "t", "a", "y", "a", "z")]))
     assert [op.inputs for op in gated.ops if op.op_type == "Size"] == [("s",)]
+
+
+def test_parts_that_run_in_another_order_are_left_out() -> None:
+    """Without onnxruntime's optimisation its casts are no part of a plan: what reads them is late,
+    and the parts of a batch, which do not wait for each other, change places."""
+    half = parse("""g (float16[64, 512] x) => (float16[64, 512] d) {
+        a = LayerNormalization(x, s)  b = Sigmoid(a)  c = Mul(a, b)
+        d = LayerNormalization(c, s) }""", 17)  # fmt: skip
+    half.graph.initializer.append(numpy_helper.from_array(np.ones(512, np.float16), "s"))
+    settings = Settings(target="none", threads=1, costs=analytic_costs)
+    options = PlanOptions(work=500, threads=1)
+    made = api.optimize(half, budget="min", settings=settings, options=options, bench_seconds=0)
+    assert made.facts()["order_kept"]
+    halves = Settings(target="none", threads=1, costs=analytic_costs, split_batch=(2,))
+    with pytest.raises(VerificationError, match="otherwise than planned") as refused:
+        api.optimize(half, budget="min", settings=halves, options=options, bench_seconds=0)
+    assert "--target portable" in refused.value.hint

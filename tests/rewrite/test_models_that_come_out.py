@@ -248,6 +248,8 @@ def test_names_notes_and_metadata_are_kept() -> None:
     model.graph.doc_string = "about the graph"
     model.graph.input[0].doc_string = "about x"
     model.graph.output[0].doc_string = "about y"
+    model.graph.output[0].metadata_props.add(key="unit", value="m")
+    model.graph.output[0].type.denotation = "IMAGE"
     for node in model.graph.node:
         node.name = f"the {node.op_type}"
         node.doc_string = f"about {node.op_type}"
@@ -263,6 +265,8 @@ def test_names_notes_and_metadata_are_kept() -> None:
         assert written.graph.doc_string == "about the graph"
         assert written.graph.input[0].doc_string == "about x"
         assert written.graph.output[0].doc_string == "about y"
+        assert [p.value for p in written.graph.output[0].metadata_props] == ["m"]
+        assert written.graph.output[0].type.denotation == "IMAGE"
         copies = 0
         for node in written.graph.node:
             if is_added(node.name):
@@ -495,3 +499,19 @@ def test_pins_stand_at_the_ends_of_the_longest_walks_in_listed_order(seed: int) 
         assert end == max(stands)
         start = end + 1
     assert start == len(before)
+
+
+@pytest.mark.parametrize("name", ["a__r1", "onnxremat.gate0"])
+def test_names_in_bodies_are_not_taken(name: str) -> None:
+    """As of planned models that became the bodies of an If: onnxruntime refuses a name twice."""
+    model = parse("""g (float[4] x, bool c) => (float[4] y) {
+        a = Sin(x)  b = Cos(a)
+        p = If(c) <then_branch = t () => (float[4] q) { inner = Neg(a)  q = Exp(inner) },
+            else_branch = e () => (float[4] q) { q = Neg(a) }>
+        y = Sum(p, b) }""")
+    body = next(each.g for each in model.graph.node[2].attribute if each.name == "then_branch")
+    body.node[0].output[0] = body.node[1].input[0] = name
+    graph = build_graph(model)
+    first, *rest = (op.name for op in graph.ops)
+    made = rewrite(graph, Plan.of(graph, [first, rest[0], first, *rest[1:]])).graph
+    assert np.array_equal(run(made).outputs["y"], run(graph).outputs["y"])

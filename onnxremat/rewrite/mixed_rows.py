@@ -1,0 +1,72 @@
+"""Rows of a batch that depend on each other, as far as the rules of operators tell.
+
+A run on some inputs shows most of it: of a sum over the batch every row of the result is another
+one. It does not show what rows decide together and those inputs do not meet: a largest value of all
+that is compared with a bound, a norm that is scaled where it is too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnxremat.graph import axis_products as products
+from onnxremat.graph.axes import piece_of, row_of
+from onnxremat.graph.batch_axes import Place
+from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.spans import CannotSplitError, Facts, Span, UnevenError
+from onnxremat.graph.traits import SIZES
+
+# Rules that refuse an axis because each entry of it is made of others along it.
+ALONG = frozenset({
+    products.softmax, products.one_axis, products.cumulated, products.normalised,
+    products.skip_normalised,
+})  # fmt: skip
+
+
+def mixed_by(
+    graph: Graph, inputs: Sequence[str], places: Mapping[str, Place], batch: int
+) -> tuple[Op, str] | None:
+    """An op whose rows are made of a value that is of all rows, and that value; None where there
+    is none by what is known. Ops without a rule, and values of which it is not known where their
+    rows lie, are taken to be as they should be.
+
+    Args:
+        inputs: with the batch as their leading dimension.
+        places: where the batch lies.
+    """
+    if batch < 2:
+        return None
+    facts, told = Facts(graph), set(inputs)
+    for op in graph.ops:
+        if told.isdisjoint(op.reads) or (op.op_type in SIZES and _known(graph, op.reads[0])):
+            continue  # what follows from sizes alone is the same for every row
+        told.update(op.writes)
+        place = next((places[name] for name in op.writes if name in places), None)
+        if place is None:
+            continue
+        name = _whole(op, facts, Span(place.axis, 0, batch // 2 * place.inner), told, places)
+        if name:
+            return op, name
+    return None
+
+
+def _known(graph: Graph, name: str) -> bool:
+    """The size of a value depends on no data."""
+    tensor = graph.tensors[name]
+    return tensor.shape is not None and not tensor.seen
+
+
+def _whole(op: Op, facts: Facts, rows: Span, told: set[str], places: Mapping[str, Place]) -> str:
+    """What an op reads all of for some rows, of values that depend on rows; "" for nothing."""
+    row = row_of(op)
+    try:
+        piece = piece_of(op, facts, rows)
+    except UnevenError:
+        return ""
+    except CannotSplitError:
+        along = row is not None and row.rule in ALONG and op.inputs[0] in told & places.keys()
+        return op.inputs[0] if along and places[op.inputs[0]].axis == rows.axis else ""
+    for position, (name, read) in enumerate(zip(op.inputs, piece.reads, strict=True)):
+        if read is None and name in told and position not in piece.constants:
+            return name
+    return ""
