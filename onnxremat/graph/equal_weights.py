@@ -28,7 +28,7 @@ def equal_weights(graph: Graph, folder: Path | None, least: int) -> dict[str, st
     """
     known: dict[object, list[tuple[str, np.ndarray]]] = {}
     found = {}
-    for tensor, data in _values(graph, folder, least):
+    for tensor, data in weight_values(graph, folder, least):
         start, end = data[:FEW].tobytes(), data[-FEW:].tobytes()
         alike = known.setdefault((tensor.data_type, tuple(tensor.dims), start, end), [])
         same = next((name for name, other in alike if np.array_equal(data, other)), "")
@@ -47,7 +47,7 @@ def transposed_weights(graph: Graph, folder: Path | None, least: int) -> dict[st
     """
     matrices = {
         tensor.name: data.view(np.uint32).reshape(tuple(tensor.dims))
-        for tensor, data in _values(graph, folder, least)
+        for tensor, data in weight_values(graph, folder, least)
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
     }
     rows: dict[object, list[str]] = {}
@@ -69,10 +69,11 @@ def _turned(matrix: np.ndarray, other: np.ndarray) -> bool:
     )
 
 
-def _values(
+def weight_values(
     graph: Graph, folder: Path | None, least: int
 ) -> Iterator[tuple[TensorProto, np.ndarray]]:
-    """Weights of so many bytes, and these, which stay in their file until they are looked at."""
+    """Weights of at least so many bytes, and their bytes, which stay in a file where they lie in
+    one until they are looked at."""
     for tensor in graph.model.graph.initializer:
         known = graph.tensors.get(tensor.name)
         if known is None or known.role is not Role.WEIGHT or weight_bytes(tensor) < least:

@@ -188,6 +188,7 @@ def prepare_for(
             split_batch=tuple(kept.get("split_batch", ())),
             not_counted=tuple(kept.get("not_counted", PARTS)),  # older plans count none of them
             held_once=bool(kept.get("held_once", False)),
+            narrow=tuple(kept.get("narrow", ())),
             fission=tuple(Region.from_json(region) for region in kept.get("fission", ())),
         ),
         say or (lambda _: None),

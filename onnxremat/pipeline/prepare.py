@@ -93,6 +93,8 @@ class Settings:
             estimated: there is no plan to make, and the smallest budget needs none.
         held_once: read weights in place of second copies of them
             (:mod:`onnxremat.rewrite.held_once`). None does it where ``budget`` asks for it.
+        narrow: weights that lie in half of their width until they are read
+            (:mod:`onnxremat.rewrite.held_narrow`). None takes those for which ``budget`` asks.
 
     Raises:
         UsageError: a size, parts of a batch or a training step that are none.
@@ -117,6 +119,7 @@ class Settings:
     costs_within: float = math.inf
     budget: Budget | None = None
     held_once: bool | None = None
+    narrow: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         shapes = {name: sizes_of(name, sizes) for name, sizes in self.shapes.items()}
@@ -164,6 +167,7 @@ class Settings:
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
             **({"fission": [r.to_json() for r in self.fission]} if self.fission else {}),
             **({"held_once": True} if self.held_once else {}),
+            **({"narrow": list(self.narrow)} if self.narrow else {}),
         }
 
 
@@ -451,8 +455,9 @@ def for_planning(
     """
     made, graph, listed = unsplit.made, unsplit.graph, unsplit.listed
     feeds, folder = unsplit.feeds, made.folder
-    once = True if unsplit.once else settings.held_once
-    asked, settings = settings.target, replace(settings, target=made.target, held_once=once)
+    asked, settings = settings.target, replace(settings, target=made.target)
+    lean = unsplit.lean
+    settings = replace(settings, **(lean.settings if lean else {}))
     if settings.split_batch:
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
@@ -475,10 +480,7 @@ def for_planning(
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     largest = at_largest(graph) if seen_sizes(graph) else None
     most = simulate(largest, weight_bytes=weights).peak if largest is not None else None
-    notes = (
-        *([unsplit.once] if unsplit.once else []),
-        *target_notes(asked, made, store_all, unsplit.peak),
-    )
+    notes = (*(lean.notes if lean else ()), *target_notes(asked, made, store_all, unsplit.peak))
     notes += size_notes(graph, feeds is not None, most)
     notes += (*weights_notes(policy, graph, listed, costs, weights), *costs.notes)
     return Prepared(

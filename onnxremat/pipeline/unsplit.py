@@ -9,27 +9,21 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from onnxremat.device.host import memory_bytes
-from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.order import without_dead_ops
 from onnxremat.ort.infer import require_shapes, with_shapes
-from onnxremat.ort.offline import HOST, PORTABLE, Optimised, optimised_for
+from onnxremat.ort.offline import HOST, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT
-from onnxremat.ort.weights import held_by
 from onnxremat.pipeline.as_loaded import Loaded, as_loaded
 from onnxremat.pipeline.in_place import in_place
+from onnxremat.pipeline.lean_weights import Lean, lean_weights
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.sizes import known_sizes, seen_sizes, with_measured_shapes
 from onnxremat.pipeline.time_left import is_slow
-from onnxremat.rewrite.held_once import held_once
-from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import weight_bytes, weights_foreseen
-from onnxremat.session.process import beside
-from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Settings
@@ -73,7 +67,7 @@ class Unsplit(AsRead):
         forward: the model that a training step was made of here, None for what was read.
         unforeseen: bytes of weights that the original's session held beyond what is known of its
             kernels; 0 where it was not run.
-        once: which weights of ``graph`` are there once, for people; "" where nothing was done.
+        lean: what was done to the weights of ``graph`` for the budget.
     """
 
     made: Optimised
@@ -82,7 +76,7 @@ class Unsplit(AsRead):
     measured: int | None
     forward: onnx.ModelProto | None = None
     unforeseen: int = 0
-    once: str = ""
+    lean: Lean | None = None
 
     @cached_property
     def peak(self) -> int:
@@ -133,32 +127,9 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
         read.name, home, original, read.plain, feeds, baseline, read.came, read.files,
         made, graph, listed, peak, unforeseen=unforeseen,
     )  # fmt: skip
-    return _without_copies(made_of, settings)
-
-
-def _without_copies(made: Unsplit, settings: Settings) -> Unsplit:
-    """The same with no second copy of a weight, where that is asked for."""
-    if settings.held_once is False or (settings.held_once is None and settings.budget is None):
-        return made
-    standard = made.made.target in ("none", PORTABLE)
-    found = held_once(made.graph, made.made.folder, standard=standard)
-    if found is None or (settings.held_once is None and not _is_short(made, settings)):
-        return made
-    note = "weights that several ops read are there once, with no transposed or packed copy: "
-    note += f"{format_bytes(found.spared)} less; products with them may take longer"
-    return replace(made, graph=found.graph, once=note)
-
-
-def _is_short(made: Unsplit, settings: Settings) -> bool:
-    """The graph as it is takes more than the budget, or the least memory is asked for."""
-    budget, graph = settings.budget, made.graph
-    assert budget is not None
-    size = budget.resolve(device_bytes=memory_bytes(), peak_bytes=made.peak)
-    if size is None:
-        return True
-    beside_it = beside(graph, updated_inputs(made.original)).without(settings.not_counted)
-    peak = simulate(graph, weight_bytes=held_by(graph)).peak
-    return peak + (0 if budget.of_peak else beside_it.total) > size
+    lean = lean_weights(made_of, settings)
+    made = replace(made_of.made, folder=lean.folder)
+    return replace(made_of, graph=lean.graph, made=made, lean=lean)
 
 
 def peak_of(original: Graph, run: Profile, home: Path | None) -> int:

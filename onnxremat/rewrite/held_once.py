@@ -11,7 +11,7 @@ for 64 and up to 1.8 times for few.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -20,7 +20,7 @@ from onnx import helper
 from onnxremat.graph.equal_weights import equal_weights, transposed_weights
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import packed_input
-from onnxremat.ort.weights import RETURNED, Forms, forms_of, held_by
+from onnxremat.ort.weights import RETURNED, Forms, forms_of
 from onnxremat.rewrite.unpacked import list_as_inputs
 
 LEAST = 1 << 20  # bytes of a copy that is worth a slower product
@@ -33,19 +33,7 @@ _TURNED = {  # a product to the one whose second side may be transposed
 }
 
 
-@dataclass(frozen=True)
-class HeldOnce:
-    """A graph in which some weights have no second copy.
-
-    Attributes:
-        spared: bytes that a session no longer holds.
-    """
-
-    graph: Graph
-    spared: int
-
-
-def held_once(graph: Graph, folder: Path | None, *, standard: bool) -> HeldOnce | None:
+def held_once(graph: Graph, folder: Path | None, *, standard: bool) -> Graph | None:
     """The graph without second copies of big weights; None where there are none.
 
     Args:
@@ -60,8 +48,7 @@ def held_once(graph: Graph, folder: Path | None, *, standard: bool) -> HeldOnce 
     model = onnx.ModelProto()
     model.CopyFrom(made.model)
     list_as_inputs(model, twice)
-    once = replace(made, model=model)
-    return HeldOnce(once, held_by(graph) - held_by(once))
+    return replace(made, model=model)
 
 
 def _more(forms: Forms) -> int:

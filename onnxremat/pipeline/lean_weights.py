@@ -1,0 +1,134 @@
+"""Fewer bytes of weights, where a budget does not hold those that onnxruntime makes of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxremat.device.host import memory_bytes
+from onnxremat.grad import updated_inputs
+from onnxremat.graph.ir import Graph
+from onnxremat.ort.offline import PORTABLE
+from onnxremat.ort.weights import held_by
+from onnxremat.pipeline.floor import Floor
+from onnxremat.rewrite.held_narrow import narrow_weights, narrowed, with_values
+from onnxremat.rewrite.held_once import held_once
+from onnxremat.schedule.simulate import simulate
+from onnxremat.session.process import Beside, beside
+from onnxremat.units import format_bytes
+
+if TYPE_CHECKING:
+    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.unsplit import Unsplit
+
+
+@dataclass(frozen=True)
+class Lean:
+    """What was done to the weights of a graph.
+
+    Attributes:
+        folder: where its external weights are.
+        settings: that say what was done, of :class:`~onnxremat.pipeline.prepare.Settings`.
+        notes: for people.
+    """
+
+    graph: Graph
+    folder: Path | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def then(self, graph: Graph, folder: Path | None, note: str, **settings: Any) -> Lean:
+        """The same after another change, that a note tells of with the bytes it spares."""
+        spared = format_bytes(held_by(self.graph) - held_by(graph))
+        done = {**self.settings, **settings}
+        return Lean(graph, folder, done, (*self.notes, note.format(spared)))
+
+
+def lean_weights(made: Unsplit, settings: Settings) -> Lean:
+    """The graph with second copies of weights left out, where the budget of ``settings`` is less
+    than it takes as it is; and with weights in half of their width, as many as it takes, where
+    weights and results alone are more. For the least memory, all of both."""
+    lean, limit = Lean(made.graph, made.made.folder), _Limit(made, settings)
+    if settings.held_once or (settings.held_once is None and limit.asked):
+        lean = _once(lean, limit, made.made.target in ("none", PORTABLE), settings.held_once)
+    if settings.narrow or (settings.narrow is None and limit.asked and limit.hopeless(lean.graph)):
+        lean = _narrow(lean, limit, settings.narrow)
+    return lean
+
+
+def _once(lean: Lean, limit: _Limit, standard: bool, asked: bool | None) -> Lean:
+    """Without second copies, unless only the budget asks and keeps them."""
+    once = held_once(lean.graph, lean.folder, standard=standard)
+    if once is None or not (asked or not limit.keeps(lean.graph)):
+        return lean
+    note = "weights that several ops read are there once, with no transposed or packed copy: {} "
+    note += "less; products with them may take longer"
+    return lean.then(once, lean.folder, note, held_once=True)
+
+
+def _narrow(lean: Lean, limit: _Limit, asked: tuple[str, ...] | None) -> Lean:
+    """With some weights in half of their width."""
+    kinds = narrow_weights(lean.graph, lean.folder)
+    wanted = set(asked or limit.needed(lean.graph, kinds))
+    kinds = {name: kind for name, kind in kinds.items() if name in wanted}
+    if not kinds:
+        return lean
+    made, folder = with_values(narrowed(lean.graph, kinds), lean.graph, kinds, lean.folder)
+    note = f"{len(kinds)} weights lie in half precision, which holds them as they are, until they "
+    note += "are read: {} less; a Cast before that takes time in every run, and products with what "
+    note += "is not packed take longer"
+    return lean.then(made, folder, note, narrow=tuple(kinds))
+
+
+class _Limit:
+    """What a budget leaves for weights and values.
+
+    Attributes:
+        asked: there is one.
+    """
+
+    def __init__(self, made: Unsplit, settings: Settings) -> None:
+        self._made, self._settings, self.asked = made, settings, settings.budget is not None
+
+    @cached_property
+    def _size(self) -> int | None:
+        """Bytes, None for the least memory."""
+        assert self._settings.budget is not None
+        return self._settings.budget.resolve(
+            device_bytes=memory_bytes(), peak_bytes=self._made.peak
+        )
+
+    def keeps(self, graph: Graph) -> bool:
+        """The graph as it is does."""
+        return self._holds(graph, simulate(graph, weight_bytes=held_by(graph)).peak)
+
+    def hopeless(self, graph: Graph) -> bool:
+        """Weights and results alone are more."""
+        return not self._holds(graph, Floor.of(graph, held_by(graph), self._beside(graph)).fixed)
+
+    def needed(self, graph: Graph, kinds: Mapping[str, int]) -> list[str]:
+        """The fewest of these weights, the first ones, with which the graph keeps it; all where it
+        does not even then, or the least is asked for."""
+        names = list(kinds)
+        low, high = 0 if self._size is not None else len(names), len(names)
+        while low < high:
+            middle = (low + high) // 2
+            if self.keeps(narrowed(graph, {name: kinds[name] for name in names[:middle]})):
+                high = middle
+            else:
+                low = middle + 1
+        return names[:low]
+
+    def _holds(self, graph: Graph, peak: int) -> bool:
+        """Whether it has room for so many bytes of weights and values."""
+        budget = self._settings.budget
+        if budget is None or self._size is None:
+            return False
+        return peak + (0 if budget.of_peak else self._beside(graph).total) <= self._size
+
+    def _beside(self, graph: Graph) -> Beside:
+        around = beside(graph, updated_inputs(self._made.original))
+        return around.without(self._settings.not_counted)
