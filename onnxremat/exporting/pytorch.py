@@ -355,18 +355,21 @@ def by_tracing(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of what does not matter here, and print a graph when they fail."""
+    """Exporters warn of what does not matter here, and print a graph when they fail, whatever the
+    switch for that says (PyTorch 2.13 sets it itself)."""
     core = need_torch()._C
     switch = getattr(core, "_jit_set_onnx_log_enabled", lambda _: None)
-    printing = getattr(core, "_jit_is_onnx_log_enabled", lambda: True)()
+    switched = getattr(core, "_jit_is_onnx_log_enabled", lambda: True)()
+    printing = getattr(core, "_jit_onnx_log", None)
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    switch(False)
+    core._jit_onnx_log = lambda *_: None
     with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(nowhere):
             try:
                 yield
             finally:
-                switch(printing)
+                core._jit_onnx_log = printing
+                switch(switched)
                 logging.disable(level)

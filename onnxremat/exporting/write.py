@@ -121,7 +121,19 @@ def from_torch(
                 return _exported(module, given, batched, dropout, name, run)
             except OnnxrematError as error:
                 refusals.append(error)
-    raise refusals[0]
+    raise _of_both(*refusals) if len(refusals) > 1 else refusals[0]
+
+
+def _of_both(first: OnnxrematError, second: OnnxrematError) -> OnnxrematError:
+    """Why neither exporter will do: a hint to try the other one leads nowhere then."""
+    made = type(first)(
+        first.what,
+        where=first.where,
+        why=f"{first.why}; nor does the other exporter do: {second.what} ({second.why})",
+        hint="change the module: both of PyTorch's exporters were tried",
+    )
+    made.__cause__ = first.__cause__ or first
+    return made
 
 
 def export(

@@ -268,16 +268,7 @@ def _expanded(
     made = {node.output[0] for node in light.graph.node if node.op_type == "Expand"}
     if not made & set(missing):
         return []
-    given = onnx.ModelProto()
-    given.CopyFrom(light)
-    del given.graph.value_info[:], given.graph.output[:]
-    known = {value.name for value in given.graph.input}
-    given.graph.value_info.extend(
-        onnx.helper.make_tensor_value_info(name, dtype, shape)
-        for name, (dtype, shape) in found.items()
-        if name not in known
-    )
-    values = inferred(given).graph.value_info
+    values = inferred(_with_types(light, found)).graph.value_info
     return [v for v in values if v.name in made and v.name in missing and _typed(v)]
 
 
@@ -309,13 +300,29 @@ def _asked(light: onnx.ModelProto, folder: Path | None, opened: bool) -> dict[st
             found[value.name] = (dtype, tuple(value.shape))
     doubtful = {name for name, (_, shape) in found.items() if not shape}
     if doubtful:
-        graph = inferred(light).graph
+        graph = inferred(_with_types(light, {n: found[n] for n in found.keys() - doubtful})).graph
         values = (*graph.value_info, *graph.output, *graph.input)
         told = (v for v in values if v.name in doubtful)
         scalars = {v.name for v in told if (typed := _typed(v)) and not typed[1]}
         for name in doubtful - scalars:
             del found[name]
     return found
+
+
+def _with_types(light: onnx.ModelProto, found: Mapping[str, Typed]) -> onnx.ModelProto:
+    """The model with what is known written into it beside what it says, so that ONNX's inference
+    goes on behind operators that it does not know (onnxruntime's fused ones)."""
+    given = onnx.ModelProto()
+    given.CopyFrom(light)
+    del given.graph.value_info[:], given.graph.output[:]
+    given.graph.value_info.extend(v for v in light.graph.value_info if v.name not in found)
+    known = {value.name for value in given.graph.input}
+    given.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, dtype, shape)
+        for name, (dtype, shape) in found.items()
+        if name not in known
+    )
+    return given
 
 
 def inferred(model: onnx.ModelProto) -> onnx.ModelProto:

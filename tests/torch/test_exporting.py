@@ -481,6 +481,24 @@ def test_a_file_that_onnxruntime_does_not_run_is_told(tmp_path: Path) -> None:
     onnxremat.export(net, x, tmp_path / "other.onnx")
 
 
+def test_what_neither_exporter_takes_is_told_without_noise(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Distances(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            near = nn.functional.triplet_margin_loss(x, 2 * x, -x)  # not in the older one
+            return torch.cdist(self.one(x), x) + near  # not in the newer one
+
+    with pytest.raises(UnsupportedError, match=r"(?s)dynamo exporter.*legacy exporter.*both") as e:
+        onnxremat.export(Distances(), torch.randn(3, 4), tmp_path / "net.onnx")
+    assert "try the other" not in str(e.value)
+    assert capfd.readouterr().out == ""  # the older one prints its graph
+
+
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
     class Random(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
