@@ -119,14 +119,19 @@ def _argument_names(module: Any, count: int) -> list[str]:
     return names if len(names) == count else [f"input{k}" for k in range(count)]
 
 
-def facts_of(module: Any) -> Parameters:
-    """The names of a module's parameters and buffers; ``unused`` is not known yet."""
+def facts_of(module: Any, resting: Mapping[str, Any] | None = None) -> Parameters:
+    """The names of a module's parameters and buffers; ``stopped`` and ``unused`` are not known yet.
+
+    Args:
+        resting: parts that stay in eval mode (:func:`at_rest`).
+    """
     own = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     return Parameters(
         trained=tuple(name for name, p in own.items() if p.requires_grad),
         frozen=tuple(name for name, p in own.items() if not p.requires_grad),
         buffers=tuple(buffers),
+        resting=tuple(f"{name}.running_mean" for name in resting or {}),
         tied=_further(own, module.named_parameters(remove_duplicate=False))
         | _further(buffers, module.named_buffers(remove_duplicate=False)),
     )
@@ -195,16 +200,35 @@ def untouched(module: Any) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def set_modes(module: Any, *, dropout: bool = False, batch_norm: bool = False) -> None:
-    """Eval mode, but for batch normalizations and those dropout layers that ONNX has an operator
-    for, where asked."""
+def at_rest(module: Any) -> dict[str, Any]:
+    """Parts in eval mode inside a module in training mode, by name: they are to stay so. Of a module
+    that is in eval mode as a whole nothing is known."""
+    parts = module.named_modules() if module.training else ()
+    return {name: part for name, part in parts if not part.training}
+
+
+def set_modes(
+    module: Any,
+    *,
+    dropout: bool = False,
+    batch_norm: bool = False,
+    resting: Mapping[str, Any] | None = None,
+) -> None:
+    """Eval mode, but for batch normalizations that are not frozen and those dropout layers that
+    ONNX has an operator for, where asked.
+
+    Args:
+        resting: parts that stay in eval mode all the same (:func:`at_rest`).
+    """
     torch = need_torch()
     module.eval()
-    for part in module.modules():
+    still = {id(part) for part in (resting or {}).values()}
+    for part in (part for part in module.modules() if id(part) not in still):
         if dropout and isinstance(part, torch.nn.Dropout) and part.p > 0:
             part.training = True
         if batch_norm and isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-            part.training = True
+            own = [p.requires_grad for p in part.parameters()]
+            part.training = not own or any(own)
 
 
 def other_dropouts(module: Any) -> list[str]:

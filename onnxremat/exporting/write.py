@@ -23,6 +23,7 @@ from onnxremat.exporting.pytorch import (
     Inputs,
     arguments,
     as_in_files,
+    at_rest,
     by_dynamo,
     by_tracing,
     facts_of,
@@ -78,7 +79,8 @@ def from_torch(
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
     layers of an LSTM), and that of layers without an operator (Dropout2d, AlphaDropout) is not in
     the model. Parameters that only get a gradient through
-    ``torch.no_grad()`` or ``detach()`` are listed as frozen.
+    ``torch.no_grad()`` or ``detach()`` are listed as frozen. Of a module in training mode, batch
+    normalizations and dropouts that are in eval mode stay so.
 
     Warns:
         TrainingWarning: the module stops a part of a gradient where the model does not say so,
@@ -171,10 +173,11 @@ def _exported(
     Args:
         run: the exporter; returns the file that it wrote.
     """
+    resting = at_rest(module)
     gradients = _gradients(module, given)
     needed = {*gradients}
-    facts, values = facts_of(module), values_of(module)
-    set_modes(module, dropout=dropout)
+    facts, values = facts_of(module, resting), values_of(module)
+    set_modes(module, dropout=dropout, resting=resting)
     try:
         file = run()
     except Exception as error:  # whatever the traced code raises

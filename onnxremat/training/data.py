@@ -303,10 +303,16 @@ def check_labels(about: Training, batch: Batch, where: str = "") -> None:
     if ignored is not None:
         wrong &= labels != ignored
     if wrong.any():
+        label, other = labels[wrong].flat[0], (labels[wrong] != labels[wrong].flat[0]).any()
+        hint = (
+            f"one that does not count: loss=CrossEntropy(ignore_index={label}), of onnxremat.grad"
+        )
         raise UsageError(
-            f"label {labels[wrong].flat[0]} in '{about.target}' is no class",
+            f"label {label} in '{about.target}' is no class",
             where=where,
-            why=f"the prediction has {about.classes} classes, labels are 0 to {about.classes - 1}",
+            why=f"the prediction has {about.classes} classes, labels are 0 to {about.classes - 1}"
+            + (f"; {ignored} does not count" if ignored is not None else ""),
+            hint="" if other or ignored is not None else hint,
         )
 
 

@@ -471,6 +471,13 @@ def test_missing_and_misshapen_inputs_are_named() -> None:
         run.step({"x": arrays()["x"][:BATCH]})
     with pytest.raises(UsageError, match="shape"):
         run.step({"x": arrays()["x"][:3], "labels": arrays()["labels"][:3]})
+    batch = {name: array[:BATCH] for name, array in arrays().items()}
+    with pytest.raises(UsageError, match="by name, not a tuple"):
+        run.step(tuple(batch.values()))
+    batch["labels"] = np.where(np.arange(BATCH) < 2, -100, batch["labels"])
+    with pytest.raises(UsageError, match="-100 .* no class") as caught:
+        run.step(batch)
+    assert "CrossEntropy(ignore_index=-100)" in caught.value.hint
 
 
 @pytest.mark.parametrize("more", ["label", "w1", "learning_rate", "m.w1"])

@@ -1,0 +1,80 @@
+"""Which batch normalizations normalise by the batch: those that do in PyTorch, as far as export can
+tell; a step of SGD and the running statistics are PyTorch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import onnxremat
+from onnxremat import Training
+from onnxremat.training.trainer import Trainer
+
+RATE = 0.1
+
+
+class Judged(nn.Module):
+    """Images that one net makes and another one judges; nothing goes back to the former."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh())
+        self.judge = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.judge(self.made(x).detach())).square().mean()
+
+
+@pytest.fixture
+def net() -> Judged:
+    torch.manual_seed(0)
+    net = Judged()
+    for norm in (net.made[1], net.judge[1]):
+        nn.init.normal_(norm.running_mean)
+    net.judge[2].eval()  # dropout is not PyTorch's
+    return net
+
+
+X = torch.from_numpy(np.random.default_rng(0).standard_normal((8, 4))).float()
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
+@pytest.mark.parametrize("resting", [(), ("made",), ("judge",)])
+def test_parts_in_eval_mode_stay_so(
+    net: Judged, exporter: str, resting: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in resting:
+        getattr(net, name).eval()
+    path, step = tmp_path / "net.onnx", tmp_path / "step.onnx"
+    onnxremat.export(net, X, path, exporter=exporter, output_names=["loss"])
+    assert onnxremat.check_export(net, path, X).ok
+    onnxremat.differentiate(path, step, settings=Training(loss_output="loss"))
+    trainer = Trainer(step, weights=path, rate=RATE)
+    wanted = net(X)
+    wanted.backward()
+    torch.optim.SGD(net.parameters(), RATE).step()
+    batch = {name: X.numpy() for name in trainer.training.fed}
+    assert trainer.step(batch) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    found = trainer.values()
+    for name, value in net.state_dict().items():
+        moves = name.startswith("judge") or "running" in name
+        if moves and name.split(".")[0] not in resting and value.is_floating_point():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        assert not (resting and name.startswith(resting) and "running" in name and name in found)
+
+
+def test_a_frozen_normalization_is_checked_at_rest(net: Judged, tmp_path: Path) -> None:
+    class Open(Judged):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.judge(self.made(x))).square().mean()
+
+    path = tmp_path / "net.onnx"
+    net.__class__ = Open
+    net.made.requires_grad_(False)
+    onnxremat.export(net, X, path)
+    assert onnxremat.check_export(net, path, X).ok
