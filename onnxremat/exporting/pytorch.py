@@ -201,7 +201,7 @@ def untouched(module: Any) -> Iterator[None]:
 
 
 def at_rest(module: Any) -> dict[str, Any]:
-    """Parts in eval mode inside a module in training mode, by name: they are to stay so. Of a module
+    """Parts in eval mode inside a module in training mode, by name: they are to stay so. Of one
     that is in eval mode as a whole nothing is known."""
     parts = module.named_modules() if module.training else ()
     return {name: part for name, part in parts if not part.training}

@@ -475,7 +475,7 @@ def test_missing_and_misshapen_inputs_are_named() -> None:
     with pytest.raises(UsageError, match="by name, not a tuple"):
         run.step(tuple(batch.values()))
     batch["labels"] = np.where(np.arange(BATCH) < 2, -100, batch["labels"])
-    with pytest.raises(UsageError, match="-100 .* no class") as caught:
+    with pytest.raises(UsageError, match=r"-100 .* no class") as caught:
         run.step(batch)
     assert "CrossEntropy(ignore_index=-100)" in caught.value.hint
 
