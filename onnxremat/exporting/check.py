@@ -19,6 +19,7 @@ from onnxremat.exporting.pytorch import (
     Inputs,
     arguments,
     at_rest,
+    backward,
     facts_of,
     need_module,
     need_torch,
@@ -335,7 +336,7 @@ def _by_autograd(
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not named or not torch.is_tensor(total) or not total.requires_grad:
         return {}
-    found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    found = backward(module, total, [p for _, p in named])
     set_modes(module)
     return {
         name: g.detach().to_dense().cpu().double().numpy()

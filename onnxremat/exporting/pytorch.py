@@ -290,6 +290,23 @@ def as_in_files(module: Any, *, detach: bool) -> Iterator[None]:
                 parameter._backward_hooks = kept
 
 
+def backward(module: Any, total: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Gradients of a number by tensors, None for those that it does not depend on.
+
+    Raises:
+        UnsupportedError: the module has a backward of its own, which fails.
+    """
+    try:
+        found = need_torch().autograd.grad(total, list(tensors), allow_unused=True)
+    except Exception as error:  # whatever such a backward raises
+        raise UnsupportedError(
+            f"the gradients of this {type(module).__name__} cannot be computed in eval mode",
+            why=f"{type(error).__name__}: {str(error).strip()[:200]}",
+            hint="torch.onnx.export, as docs/exporting.md says, writes the file without them",
+        ) from error
+    return tuple(found)
+
+
 def outputs_of(module: Any, given: Arguments) -> list[Any]:
     """Results of a call, flat."""
     return list(need_torch().utils._pytree.tree_leaves(_called(module, given)))

@@ -24,6 +24,7 @@ from onnxremat.exporting.pytorch import (
     arguments,
     as_in_files,
     at_rest,
+    backward,
     by_dynamo,
     by_tracing,
     facts_of,
@@ -229,7 +230,7 @@ def _gradients(module: Any, given: Arguments) -> dict[str, np.ndarray]:
             finite = [torch.nan_to_num(y.double(), 0.0, 0.0, 0.0) for y in made]
             total = torch.stack([y.square().sum() for y in finite]).sum()
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+        found = backward(module, total, [p for _, p in named])
     finally:
         for parameter, grad_wanted in wanted.items():
             parameter.requires_grad_(grad_wanted)

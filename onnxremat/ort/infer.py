@@ -27,6 +27,7 @@ from onnxremat.ort.session import Options, open_session, session_options, signat
 
 EXAMPLE = 8  # the size of an open dimension in a hint
 BIND = "bind inputs with --shape or --dim"
+_SIZED = ("Expand", "Reshape", "ConstantOfShape")  # as large as an input says
 WEIGHT_INPUT = 4096  # bytes from which a weight is handed in as an input instead of a constant
 
 
@@ -246,9 +247,9 @@ def infer(
         told = _told(light, helpful)
         found = told | asked(light)
     found = as_computed(light, found, asked)
-    expanded = _expanded(light, wanted - found.keys(), found)
-    if expanded:
-        told = _told(light, expanded)
+    resized = _resized(light, wanted - found.keys(), found)
+    if resized:
+        told = _told(light, resized)
         found = as_computed(light, asked(light) | found | told, asked)
     return found
 
@@ -259,13 +260,14 @@ def _told(light: onnx.ModelProto, values: Sequence[onnx.ValueInfoProto]) -> dict
     return {value.name: typed for value in values if (typed := _typed(value))}
 
 
-def _expanded(
+def _resized(
     light: onnx.ModelProto, missing: Collection[str], found: Mapping[str, Typed]
 ) -> list[onnx.ValueInfoProto]:
-    """Results of Expand that onnxruntime says nothing of, as ONNX infers them: it follows sizes
-    through Shape and Concat, which onnxruntime only does for small results, by computing them. Of
-    other ops ONNX does not always know what onnxruntime makes (Resize)."""
-    made = {node.output[0] for node in light.graph.node if node.op_type == "Expand"}
+    """Results of Expand, Reshape and ConstantOfShape that onnxruntime says nothing of, as ONNX
+    infers them: it follows sizes through Shape and Concat, which onnxruntime only does for small
+    results, by computing them. Of other ops ONNX does not always know what onnxruntime makes
+    (Resize)."""
+    made = {node.output[0] for node in light.graph.node if node.op_type in _SIZED}
     if not made & set(missing):
         return []
     values = inferred(_with_types(light, found)).graph.value_info

@@ -83,3 +83,12 @@ def test_a_scalar_behind_an_operator_of_onnxruntimes_own_is_one() -> None:
     del made.graph.output[0].type.tensor_type.shape.dim[:]
     graph = build_graph(made)
     assert [graph.tensors[name].shape for name in "rsey"] == [(2, 3), (), (), ()]
+
+
+def test_what_is_as_large_as_a_computed_shape_says_is_known() -> None:
+    """onnxruntime does not follow sizes through a Gather of several, as its transposer writes."""
+    made = parse("""g (float[2, 3] x) => (float[a, b] y) <int64[2] turned = {1, 0}>
+        { s = Shape(x) g = Gather(s, turned) r = Reshape(x, g) z = ConstantOfShape(g)
+          y = Add(r, z) }""")
+    graph = build_graph(made)
+    assert [graph.tensors[name].shape for name in "rzy"] == 3 * [(3, 2)]

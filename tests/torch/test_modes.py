@@ -4,6 +4,7 @@ tell; a step of SGD and the running statistics are PyTorch's."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import onnxremat
 from onnxremat import Training
+from onnxremat.errors import UnsupportedError
 from onnxremat.training.trainer import Trainer
 
 RATE = 0.1
@@ -78,3 +80,22 @@ def test_a_frozen_normalization_is_checked_at_rest(net: Judged, tmp_path: Path) 
     net.made.requires_grad_(False)
     onnxremat.export(net, X, path)
     assert onnxremat.check_export(net, path, X).ok
+
+
+def test_a_backward_that_fails_in_eval_mode_is_told(tmp_path: Path) -> None:
+    class Halves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("call train() first")
+
+    class Net(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Halves.apply(super().forward(x))
+
+    with pytest.raises(UnsupportedError, match="train"):
+        onnxremat.export(Net(4, 4), X, tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
