@@ -38,6 +38,7 @@ from onnxremat.exporting.pytorch import (
     untouched,
     values_of,
 )
+from onnxremat.exporting.randomness import drawn_in_training
 from onnxremat.exporting.restore import restored
 from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import simplified
@@ -192,7 +193,9 @@ def _exported(
     kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}
     smaller = restored(simplified(model, kept), facts, values, needed)
     _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
-    _warn_of_dropouts(module if dropout else None)
+    if dropout:
+        _warn_of_dropouts(module)
+        _warn_of_draws(drawn_in_training(module, given, resting))
     _warn_of_scaled_tables(module)
     try:
         _check(module, given, smaller, batched)
@@ -238,8 +241,20 @@ def _gradients(module: Any, given: Arguments) -> dict[str, np.ndarray]:
     return {name: numbers(name, g.to_dense()) for (name, _), g in pairs if g is not None}
 
 
-def _warn_of_dropouts(module: Any | None) -> None:
-    names = other_dropouts(module) if module is not None else []
+def _warn_of_draws(names: Sequence[str]) -> None:
+    if names:
+        warnings.warn(
+            f"in training mode the module draws random numbers beside its nn.Dropout layers, in "
+            f"{first_of([name or 'itself' for name in names], 4)} (dropout by a function call or "
+            "inside a layer, stochastic depth, noise); the file holds none of these, and the step "
+            "trains without them",
+            TrainingWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_dropouts(module: Any) -> None:
+    names = other_dropouts(module)
     if names:
         warnings.warn(
             f"{len(names)} dropout layers are left out: {first_of(names, 4)}; ONNX has an operator "

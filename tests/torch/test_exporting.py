@@ -481,6 +481,29 @@ def test_a_file_that_onnxruntime_does_not_run_is_told(tmp_path: Path) -> None:
     onnxremat.export(net, x, tmp_path / "other.onnx")
 
 
+def test_what_code_makes_and_detaches_is_not_warned_of(tmp_path: Path) -> None:
+    """As optical flow does with the grid that it begins with: there is no gradient to stop."""
+
+    class Flow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.move, self.out = nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            at = torch.arange(6.0).expand(3, 6) + 1
+            for _ in range(2):
+                at = at.detach()
+                left, right = (at / 2 + 1).split([3, 3], dim=1)
+                at = at + self.move(torch.sin(torch.cat([right, left], dim=1)) + x)
+            return self.out(at)
+
+    path, x = tmp_path / "net.onnx", torch.randn(3, 6)
+    onnxremat.export(Flow(), x, path, exporter="dynamo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnxremat.differentiate(path, tmp_path / "step.onnx")
+
+
 def test_what_neither_exporter_takes_is_told_without_noise(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

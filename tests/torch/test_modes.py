@@ -3,6 +3,7 @@ tell; a step of SGD and the running statistics are PyTorch's."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import onnxremat
 from onnxremat import Training
-from onnxremat.errors import UnsupportedError
+from onnxremat.errors import TrainingWarning, UnsupportedError
 from onnxremat.training.trainer import Trainer
 
 RATE = 0.1
@@ -99,3 +100,31 @@ def test_a_backward_that_fails_in_eval_mode_is_told(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="train"):
         onnxremat.export(Net(4, 4), X, tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
+
+
+class Noisy(nn.Module):
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(4)
+        self.seen = nn.MultiheadAttention(4, 2, dropout=p, batch_first=True)
+        self.deep = nn.LSTM(4, 4, 2, dropout=p, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.norm(x))[None]
+        return self.deep(self.seen(x, x, x)[0])[0]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [True, False])
+def test_what_is_random_in_training_mode_alone_is_told(
+    p: float, dropout: bool, tmp_path: Path
+) -> None:
+    net = Noisy(p).train()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        onnxremat.export(net, X, tmp_path / "net.onnx", exporter="legacy", dropout=dropout)
+    said = [str(w.message) for w in caught if issubclass(w.category, TrainingWarning)]
+    assert len(said) == (p > 0 and dropout)
+    assert all("in seen, deep (" in text for text in said)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
