@@ -356,9 +356,8 @@ def _by_onnxruntime(
     torch = need_torch()
     set_modes(module)
     with torch.no_grad():
-        shapes = [
-            tuple(y.shape) if y.is_floating_point() else None for y in outputs_of(module, given)
-        ]
+        outputs = [y for y in outputs_of(module, given) if torch.is_tensor(y)]
+        shapes = [tuple(y.shape) if y.is_floating_point() else None for y in outputs]
     arrays = given.arrays()
     bound = bind(model, {name: array.shape for name, array in arrays.items()})
     step = differentiate(

@@ -44,7 +44,7 @@ def need_module(module: Any) -> Any:
     """The module.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or its lazy layers have no parameters yet.
         MissingComponentError: PyTorch is not installed.
     """
     torch = need_torch()
@@ -52,6 +52,13 @@ def need_module(module: Any) -> Any:
         raise UsageError(
             f"a {type(module).__name__} is no torch.nn.Module", hint="give the module itself"
         )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UsageError(
+                f"'{name}' of this {type(module).__name__} has no shape yet",
+                why="a lazy layer makes it at its first call",
+                hint="call the module once: module(*example_inputs)",
+            )
     return module
 
 
@@ -242,10 +249,11 @@ def other_dropouts(module: Any) -> list[str]:
     ]
 
 
-def scaled_tables(module: Any) -> list[str]:
-    """Embeddings whose rows each call scales down in place (``max_norm``), by name."""
+def tables_with(module: Any, setting: str) -> list[str]:
+    """Embeddings with a setting that no file holds, by name: ``max_norm``, by which a call scales
+    rows down in place, or ``scale_grad_by_freq``, by which gradients are divided."""
     every = module.named_modules()
-    return [name for name, part in every if getattr(part, "max_norm", None) is not None]
+    return [name for name, part in every if getattr(part, setting, None) not in (None, False)]
 
 
 @contextlib.contextmanager

@@ -33,8 +33,8 @@ from onnxremat.exporting.pytorch import (
     numbers,
     other_dropouts,
     outputs_of,
-    scaled_tables,
     set_modes,
+    tables_with,
     untouched,
     values_of,
 )
@@ -110,6 +110,7 @@ def from_torch(
     need_module(module)
     if exporter not in (*EXPORTERS, "auto"):
         raise UsageError(f"unknown exporter '{exporter}'", hint="it is dynamo, legacy or auto")
+    _require_real(module)
     given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
@@ -196,7 +197,7 @@ def _exported(
     if dropout:
         _warn_of_dropouts(module)
         _warn_of_draws(drawn_in_training(module, given, resting))
-    _warn_of_scaled_tables(module)
+    _warn_of_tables(module)
     try:
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
@@ -264,14 +265,32 @@ def _warn_of_dropouts(module: Any) -> None:
         )
 
 
-def _warn_of_scaled_tables(module: Any) -> None:
-    if names := scaled_tables(module):
-        warnings.warn(
-            f"{len(names)} embeddings with max_norm ({first_of(names, 4)}): PyTorch scales their "
-            "rows down in place at each call, a training step of this file does not",
-            TrainingWarning,
-            stacklevel=2,
-        )
+def _warn_of_tables(module: Any) -> None:
+    for setting, does in (
+        ("max_norm", "scales their rows down in place at each call"),
+        ("scale_grad_by_freq", "divides gradients of rows by how often a batch reads them"),
+    ):
+        if names := tables_with(module, setting):
+            warnings.warn(
+                f"{len(names)} embeddings with {setting} ({first_of(names, 4)}): PyTorch {does}, a "
+                "training step of this file does not",
+                TrainingWarning,
+                stacklevel=2,
+            )
+
+
+def _require_real(module: Any) -> None:
+    """Raises:
+    UnsupportedError: a parameter that is trained is complex.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise UnsupportedError(
+                f"the parameter '{name}' is complex",
+                why="ONNX has real parameters alone",
+                hint="keep it as real numbers with a last axis of 2, and read it through "
+                "torch.view_as_complex",
+            )
 
 
 def _warn_of_stops(

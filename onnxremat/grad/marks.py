@@ -436,6 +436,12 @@ class Reading:
         found = re.search(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)", self.call)
         return int(found[1]) if found else None
 
+    @property
+    def by_frequency(self) -> bool:
+        """Gradients of an embedding's rows are divided by how often a batch reads them."""
+        said = re.search(r"aten\.embedding\.default\]\(args = \([^)]*, -?\d+, True", self.call)
+        return said is not None
+
     def takes(self, name: str) -> bool:
         """PyTorch's node read a result of this name."""
         return name in self.taken

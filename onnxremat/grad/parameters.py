@@ -20,7 +20,7 @@ from onnxremat.grad.frozen import mark
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, first_of, marks_of
 from onnxremat.grad.merged import perhaps_merged
-from onnxremat.grad.padding import likely_padding
+from onnxremat.grad.padding import by_frequency, likely_padding
 from onnxremat.grad.provenance import STEPPED, Kind, Origin, origins_of
 from onnxremat.grad.quantised import BEFORE, is_quantising, whole_weights
 from onnxremat.grad.restored import CORES, Restored
@@ -133,7 +133,7 @@ def take_inventory(
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
     doubts = [*doubts_of(result), *still_random(result), *still_iterated(result)]
-    doubts += whole_weights(result)
+    doubts += [*whole_weights(result), *by_frequency(result)]
     doubts += own_gradients(model) if marks.trained is None else []  # export compares them
     doubts += about_copies(model, folder, restored, origins) if tie and given is None else []
     doubts += unsaid(result, marks, origins, restored) if given is None else []

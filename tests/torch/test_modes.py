@@ -14,7 +14,7 @@ from torch import nn
 
 import onnxremat
 from onnxremat import Training
-from onnxremat.errors import TrainingWarning, UnsupportedError
+from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
 from onnxremat.training.trainer import Trainer
 
 RATE = 0.1
@@ -128,3 +128,51 @@ def test_what_is_random_in_training_mode_alone_is_told(
     assert len(said) == (p > 0 and dropout)
     assert all("in seen, deep (" in text for text in said)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.LazyLinear(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x)
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.w, n=4)
+
+
+@pytest.mark.parametrize(
+    ("net", "error", "said"),
+    [(Lazy, UsageError, "'out.weight' .* no shape"), (Complex, UnsupportedError, "'w' is complex")],
+)
+def test_parameters_that_no_file_can_train_are_refused(
+    net: Any, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=said):
+        onnxremat.export(net(), X, tmp_path / "net.onnx")
+
+
+class Told(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(6, 4, scale_grad_by_freq=True), nn.Linear(4, 3)
+
+    def forward(self, words: torch.Tensor) -> dict[str, Any]:
+        known = self.table(words)
+        return {"none": None, "scores": self.out(known), "known": known}
+
+
+def test_gradients_by_frequency_are_told_and_results_that_are_none_left_out(tmp_path: Path) -> None:
+    path, words = tmp_path / "net.onnx", torch.tensor([[1, 1, 2]])
+    with pytest.warns(TrainingWarning, match=r"scale_grad_by_freq \(table\)"):
+        onnxremat.export(Told(), words, path, exporter="dynamo")
+    with pytest.warns(TrainingWarning, match="scale_grad_by_freq"):  # as of any file of PyTorch's
+        found = onnxremat.check_export(Told(), path, words)
+    assert not found.failed
