@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -288,8 +288,8 @@ def _of_class_axis(
     if not other or len(wanted) != 1 or len(given) != 1:
         return ""
     return (
-        f"classes are the last axis of the prediction here ({about.classes} of them): make the step "
-        "with loss=CrossEntropy(axis=1), of onnxremat.grad, for the second one, as in PyTorch"
+        f"classes are the last axis of the prediction here ({about.classes} of them): make the "
+        "step with loss=CrossEntropy(axis=1), of onnxremat.grad, for the second one, as in PyTorch"
     )
 
 
