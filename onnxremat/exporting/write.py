@@ -198,6 +198,7 @@ def _exported(
         _warn_of_dropouts(module)
         _warn_of_draws(drawn_in_training(module, given, resting))
     _warn_of_tables(module)
+    _warn_of_resting(resting)
     try:
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
@@ -260,6 +261,19 @@ def _warn_of_dropouts(module: Any) -> None:
         warnings.warn(
             f"{len(names)} dropout layers are left out: {first_of(names, 4)}; ONNX has an operator "
             "for nn.Dropout alone, and the step trains without these",
+            TrainingWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_resting(resting: Mapping[str, Any]) -> None:
+    nn = need_torch().nn
+    kinds = (nn.Dropout, nn.modules.batchnorm._BatchNorm)
+    if names := [name for name, part in resting.items() if isinstance(part, kinds)]:
+        warnings.warn(
+            f"{len(names)} dropouts and batch normalizations are in eval mode inside a module in "
+            f"training mode, and stay so in a training step: {first_of(names, 4)} (module.train() "
+            "before the export has them train, too)",
             TrainingWarning,
             stacklevel=2,
         )
