@@ -504,6 +504,25 @@ def test_what_code_makes_and_detaches_is_not_warned_of(tmp_path: Path) -> None:
         onnxremat.differentiate(path, tmp_path / "step.onnx")
 
 
+def test_a_norm_that_is_called_thrice_is_not_taken_for_merged_ones(tmp_path: Path) -> None:
+    """Its folded scale is one parameter: every reader says the same name."""
+
+    class Thrice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen = [self.norm(self.conv(k * x)) for k in (1.0, 2.0, 3.0)]
+            return (seen[0] * seen[1] - seen[2]).mean((2, 3))
+
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(Thrice(), (torch.randn(2, 3, 6, 6),), str(path), verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        onnxremat.differentiate(path, tmp_path / "step.onnx")
+
+
 def test_what_neither_exporter_takes_is_told_without_noise(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
