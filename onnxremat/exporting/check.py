@@ -18,6 +18,8 @@ from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
     arguments,
+    at_rest,
+    backward,
     facts_of,
     need_module,
     need_torch,
@@ -150,7 +152,8 @@ def check_export(
     """Compare an exported file with its module: parameters, and their gradients by autograd.
 
     The loss is the sum of all outputs, each element times a random number. Dropout is off on both
-    sides, batch normalization normalises by the batch. The module is left as it was.
+    sides, batch normalization normalises by the batch, where it is not frozen, nor in eval mode
+    inside a module in training mode. The module is left as it was.
 
     Args:
         module: the ``torch.nn.Module`` that was exported.
@@ -168,12 +171,12 @@ def check_export(
     given = _inputs(module, model, example_inputs)
     facts = facts_of(module)
     with untouched(module):
-        values = values_of(module)
+        values, resting = values_of(module), at_rest(module)
         own = {name: values[name] for name in (*facts.trained, *facts.frozen)}
         stored = {t.name: t for t in model.graph.initializer}
         whole = {name for name, v in values.items() if _same(stored.get(name), v)}
         try:
-            found = _best_errors(module, model, given, Numbers(own))
+            found = _best_errors(module, model, given, Numbers(own), resting)
         except OnnxrematError as error:
             found = _Found(failed=f"no gradients: {error.what} ({error.why})")
     return _told(facts, found, whole, own, _renamed(model, own))
@@ -259,13 +262,16 @@ def _inputs(module: Any, model: onnx.ModelProto, given: Inputs) -> Arguments:
     return Arguments(tuple(tensors), {}, tuple(names))
 
 
-def _best_errors(module: Any, model: onnx.ModelProto, given: Arguments, numbers: Numbers) -> _Found:
+def _best_errors(
+    module: Any, model: onnx.ModelProto, given: Arguments, numbers: Numbers,
+    resting: Mapping[str, Any],
+) -> _Found:  # fmt: skip
     """The errors are the least over draws of the inputs that were needed."""
     found = _Found()
     for draw in range(DRAWS):
         call = _drawn(given, draw)
         found.gathered = numbers.gather(*_by_onnxruntime(model, module, call))
-        ours, want = found.gathered.gradients, _by_autograd(module, call)
+        ours, want = found.gathered.gradients, _by_autograd(module, call, resting)
         found.trained = {n for n in ours if n not in want or _whole(ours[n], want[n])}
         largest = max((float(np.linalg.norm(g)) for g in want.values()), default=1.0)
         for name, gradient in want.items():
@@ -314,10 +320,12 @@ def _drawn(given: Arguments, draw: int) -> Arguments:
     return given.with_tensors([near(t) for t in given.tensors])
 
 
-def _by_autograd(module: Any, given: Arguments) -> dict[str, np.ndarray]:
+def _by_autograd(
+    module: Any, given: Arguments, resting: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
     """In float64 arrays; parameters without a part in the outputs are left out."""
     torch = need_torch()
-    set_modes(module, batch_norm=True)
+    set_modes(module, batch_norm=True, resting=resting)
     with torch.enable_grad():
         total: Any = 0.0
         outputs = [y for y in outputs_of(module, given) if torch.is_tensor(y)]
@@ -328,7 +336,7 @@ def _by_autograd(module: Any, given: Arguments) -> dict[str, np.ndarray]:
     named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not named or not torch.is_tensor(total) or not total.requires_grad:
         return {}
-    found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+    found = backward(module, total, [p for _, p in named])
     set_modes(module)
     return {
         name: g.detach().to_dense().cpu().double().numpy()
@@ -348,9 +356,8 @@ def _by_onnxruntime(
     torch = need_torch()
     set_modes(module)
     with torch.no_grad():
-        shapes = [
-            tuple(y.shape) if y.is_floating_point() else None for y in outputs_of(module, given)
-        ]
+        outputs = [y for y in outputs_of(module, given) if torch.is_tensor(y)]
+        shapes = [tuple(y.shape) if y.is_floating_point() else None for y in outputs]
     arrays = given.arrays()
     bound = bind(model, {name: array.shape for name, array in arrays.items()})
     step = differentiate(

@@ -44,7 +44,7 @@ def need_module(module: Any) -> Any:
     """The module.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or its lazy layers have no parameters yet.
         MissingComponentError: PyTorch is not installed.
     """
     torch = need_torch()
@@ -52,6 +52,13 @@ def need_module(module: Any) -> Any:
         raise UsageError(
             f"a {type(module).__name__} is no torch.nn.Module", hint="give the module itself"
         )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise UsageError(
+                f"'{name}' of this {type(module).__name__} has no shape yet",
+                why="a lazy layer makes it at its first call",
+                hint="call the module once: module(*example_inputs)",
+            )
     return module
 
 
@@ -119,14 +126,19 @@ def _argument_names(module: Any, count: int) -> list[str]:
     return names if len(names) == count else [f"input{k}" for k in range(count)]
 
 
-def facts_of(module: Any) -> Parameters:
-    """The names of a module's parameters and buffers; ``unused`` is not known yet."""
+def facts_of(module: Any, resting: Mapping[str, Any] | None = None) -> Parameters:
+    """The names of a module's parameters and buffers; ``stopped`` and ``unused`` are not known yet.
+
+    Args:
+        resting: parts that stay in eval mode (:func:`at_rest`).
+    """
     own = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     return Parameters(
         trained=tuple(name for name, p in own.items() if p.requires_grad),
         frozen=tuple(name for name, p in own.items() if not p.requires_grad),
         buffers=tuple(buffers),
+        resting=tuple(f"{name}.running_mean" for name in resting or {}),
         tied=_further(own, module.named_parameters(remove_duplicate=False))
         | _further(buffers, module.named_buffers(remove_duplicate=False)),
     )
@@ -198,16 +210,35 @@ def untouched(module: Any) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def set_modes(module: Any, *, dropout: bool = False, batch_norm: bool = False) -> None:
-    """Eval mode, but for batch normalizations and those dropout layers that ONNX has an operator
-    for, where asked."""
+def at_rest(module: Any) -> dict[str, Any]:
+    """Parts in eval mode inside a module in training mode, by name: they are to stay so. Of one
+    that is in eval mode as a whole nothing is known."""
+    parts = module.named_modules() if module.training else ()
+    return {name: part for name, part in parts if not part.training}
+
+
+def set_modes(
+    module: Any,
+    *,
+    dropout: bool = False,
+    batch_norm: bool = False,
+    resting: Mapping[str, Any] | None = None,
+) -> None:
+    """Eval mode, but for batch normalizations that are not frozen and those dropout layers that
+    ONNX has an operator for, where asked.
+
+    Args:
+        resting: parts that stay in eval mode all the same (:func:`at_rest`).
+    """
     torch = need_torch()
     module.eval()
-    for part in module.modules():
+    still = {id(part) for part in (resting or {}).values()}
+    for part in (part for part in module.modules() if id(part) not in still):
         if dropout and isinstance(part, torch.nn.Dropout) and part.p > 0:
             part.training = True
         if batch_norm and isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
-            part.training = True
+            own = [p.requires_grad for p in part.parameters()]
+            part.training = not own or any(own)
 
 
 def other_dropouts(module: Any) -> list[str]:
@@ -221,10 +252,11 @@ def other_dropouts(module: Any) -> list[str]:
     ]
 
 
-def scaled_tables(module: Any) -> list[str]:
-    """Embeddings whose rows each call scales down in place (``max_norm``), by name."""
+def tables_with(module: Any, setting: str) -> list[str]:
+    """Embeddings with a setting that no file holds, by name: ``max_norm``, by which a call scales
+    rows down in place, or ``scale_grad_by_freq``, by which gradients are divided."""
     every = module.named_modules()
-    return [name for name, part in every if getattr(part, "max_norm", None) is not None]
+    return [name for name, part in every if getattr(part, setting, None) not in (None, False)]
 
 
 @contextlib.contextmanager
@@ -267,6 +299,23 @@ def as_in_files(module: Any, *, detach: bool) -> Iterator[None]:
             function.apply = own
             for parameter, kept in hooks.items():
                 parameter._backward_hooks = kept
+
+
+def backward(module: Any, total: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Gradients of a number by tensors, None for those that it does not depend on.
+
+    Raises:
+        UnsupportedError: the module has a backward of its own, which fails.
+    """
+    try:
+        found = need_torch().autograd.grad(total, list(tensors), allow_unused=True)
+    except Exception as error:  # whatever such a backward raises
+        raise UnsupportedError(
+            f"the gradients of this {type(module).__name__} cannot be computed in eval mode",
+            why=f"{type(error).__name__}: {str(error).strip()[:200]}",
+            hint="torch.onnx.export, as docs/exporting.md says, writes the file without them",
+        ) from error
+    return tuple(found)
 
 
 def outputs_of(module: Any, given: Arguments) -> list[Any]:
@@ -358,18 +407,21 @@ def by_tracing(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of what does not matter here, and print a graph when they fail."""
+    """Exporters warn of what does not matter here, and print a graph when they fail, whatever the
+    switch for that says (PyTorch 2.13 sets it itself)."""
     core = need_torch()._C
     switch = getattr(core, "_jit_set_onnx_log_enabled", lambda _: None)
-    printing = getattr(core, "_jit_is_onnx_log_enabled", lambda: True)()
+    switched = getattr(core, "_jit_is_onnx_log_enabled", lambda: True)()
+    printing = getattr(core, "_jit_onnx_log", None)
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
-    switch(False)
+    core._jit_onnx_log = lambda *_: None
     with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
         warnings.simplefilter("ignore")
         with contextlib.redirect_stdout(nowhere):
             try:
                 yield
             finally:
-                switch(printing)
+                core._jit_onnx_log = printing
+                switch(switched)
                 logging.disable(level)

@@ -51,7 +51,9 @@ def restored(
             for name in (*facts.trained, *facts.frozen)
             if name in held and (name in facts.frozen or name not in needed)
         ),
+        stopped=tuple(n for n in facts.trained if n in held and n not in needed),
         buffers=tuple(name for name in facts.buffers if name in held),
+        resting=tuple(name for name in facts.resting if name in held),
         tied={alias: name for alias, name in facts.tied.items() if name in held},
         unused=tuple(name for name in facts.trained if name not in held),
     )

@@ -23,6 +23,8 @@ from onnxremat.exporting.pytorch import (
     Inputs,
     arguments,
     as_in_files,
+    at_rest,
+    backward,
     by_dynamo,
     by_tracing,
     facts_of,
@@ -31,11 +33,12 @@ from onnxremat.exporting.pytorch import (
     numbers,
     other_dropouts,
     outputs_of,
-    scaled_tables,
     set_modes,
+    tables_with,
     untouched,
     values_of,
 )
+from onnxremat.exporting.randomness import drawn_in_training
 from onnxremat.exporting.restore import restored
 from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import name_outputs, simplified
@@ -79,7 +82,8 @@ def from_torch(
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
     layers of an LSTM), and that of layers without an operator (Dropout2d, AlphaDropout) is not in
     the model. Parameters that only get a gradient through
-    ``torch.no_grad()`` or ``detach()`` are listed as frozen.
+    ``torch.no_grad()`` or ``detach()`` are listed as frozen. Of a module in training mode, batch
+    normalizations and dropouts that are in eval mode stay so.
 
     Warns:
         TrainingWarning: the module stops a part of a gradient where the model does not say so,
@@ -107,6 +111,7 @@ def from_torch(
     need_module(module)
     if exporter not in (*EXPORTERS, "auto"):
         raise UsageError(f"unknown exporter '{exporter}'", hint="it is dynamo, legacy or auto")
+    _require_real(module)
     given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
@@ -124,7 +129,19 @@ def from_torch(
                 return _exported(module, given, batched, dropout, name, run)
             except OnnxrematError as error:
                 refusals.append(error)
-    raise refusals[0]
+    raise _of_both(*refusals) if len(refusals) > 1 else refusals[0]
+
+
+def _of_both(first: OnnxrematError, second: OnnxrematError) -> OnnxrematError:
+    """Why neither exporter will do: a hint to try the other one leads nowhere then."""
+    made = type(first)(
+        first.what,
+        where=first.where,
+        why=f"{first.why}; nor does the other exporter do: {second.what} ({second.why})",
+        hint="change the module: both of PyTorch's exporters were tried",
+    )
+    made.__cause__ = first.__cause__ or first
+    return made
 
 
 def export(
@@ -162,10 +179,11 @@ def _exported(
     Args:
         run: the exporter; returns what it wrote.
     """
+    resting = at_rest(module)
     gradients = _gradients(module, given)
     needed = {*gradients}
-    facts, values = facts_of(module), values_of(module)
-    set_modes(module, dropout=dropout)
+    facts, values = facts_of(module, resting), values_of(module)
+    set_modes(module, dropout=dropout, resting=resting)
     try:
         model = run()
     except Exception as error:  # whatever the traced code raises
@@ -179,8 +197,11 @@ def _exported(
     kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}
     smaller = restored(simplified(model, kept), facts, values, needed)
     _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
-    _warn_of_dropouts(module if dropout else None)
-    _warn_of_scaled_tables(module)
+    if dropout:
+        _warn_of_dropouts(module)
+        _warn_of_draws(drawn_in_training(module, given, resting))
+    _warn_of_tables(module)
+    _warn_of_resting(resting)
     try:
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
@@ -217,7 +238,7 @@ def _gradients(module: Any, given: Arguments) -> dict[str, np.ndarray]:
             finite = [torch.nan_to_num(y.double(), 0.0, 0.0, 0.0) for y in made]
             total = torch.stack([y.square().sum() for y in finite]).sum()
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        found = torch.autograd.grad(total, [p for _, p in named], allow_unused=True)
+        found = backward(module, total, [p for _, p in named])
     finally:
         for parameter, grad_wanted in wanted.items():
             parameter.requires_grad_(grad_wanted)
@@ -225,8 +246,20 @@ def _gradients(module: Any, given: Arguments) -> dict[str, np.ndarray]:
     return {name: numbers(name, g.to_dense()) for (name, _), g in pairs if g is not None}
 
 
-def _warn_of_dropouts(module: Any | None) -> None:
-    names = other_dropouts(module) if module is not None else []
+def _warn_of_draws(names: Sequence[str]) -> None:
+    if names:
+        warnings.warn(
+            f"in training mode the module draws random numbers beside its nn.Dropout layers, in "
+            f"{first_of([name or 'itself' for name in names], 4)} (dropout by a function call or "
+            "inside a layer, stochastic depth, noise); the file holds none of these, and the step "
+            "trains without them",
+            TrainingWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_dropouts(module: Any) -> None:
+    names = other_dropouts(module)
     if names:
         warnings.warn(
             f"{len(names)} dropout layers are left out: {first_of(names, 4)}; ONNX has an operator "
@@ -236,14 +269,45 @@ def _warn_of_dropouts(module: Any | None) -> None:
         )
 
 
-def _warn_of_scaled_tables(module: Any) -> None:
-    if names := scaled_tables(module):
+def _warn_of_resting(resting: Mapping[str, Any]) -> None:
+    nn = need_torch().nn
+    kinds = (nn.Dropout, nn.modules.batchnorm._BatchNorm)
+    if names := [name for name, part in resting.items() if isinstance(part, kinds)]:
         warnings.warn(
-            f"{len(names)} embeddings with max_norm ({first_of(names, 4)}): PyTorch scales their "
-            "rows down in place at each call, a training step of this file does not",
+            f"{len(names)} dropouts and batch normalizations are in eval mode inside a module in "
+            f"training mode, and stay so in a training step: {first_of(names, 4)} (module.train() "
+            "before the export has them train, too)",
             TrainingWarning,
             stacklevel=2,
         )
+
+
+def _warn_of_tables(module: Any) -> None:
+    for setting, does in (
+        ("max_norm", "scales their rows down in place at each call"),
+        ("scale_grad_by_freq", "divides gradients of rows by how often a batch reads them"),
+    ):
+        if names := tables_with(module, setting):
+            warnings.warn(
+                f"{len(names)} embeddings with {setting} ({first_of(names, 4)}): PyTorch {does}, a "
+                "training step of this file does not",
+                TrainingWarning,
+                stacklevel=2,
+            )
+
+
+def _require_real(module: Any) -> None:
+    """Raises:
+    UnsupportedError: a parameter that is trained is complex.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.is_complex():
+            raise UnsupportedError(
+                f"the parameter '{name}' is complex",
+                why="ONNX has real parameters alone",
+                hint="keep it as real numbers with a last axis of 2, and read it through "
+                "torch.view_as_complex",
+            )
 
 
 def _warn_of_stops(

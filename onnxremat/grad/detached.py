@@ -71,7 +71,7 @@ def _with_stops(
     there = {*own.values(), *(token for name, token in outside.items() if name in read)}
     stored = {tensor.name for tensor in graph.initializer}
     still |= {n for n in stored if not marks.token_of(n) and not marks.tokens_of(n)}
-    found, unclear = _folded(graph, marks)
+    found, unclear = _folded(graph, marks, still)
     for about, nodes in calls.values():
         tokens = [t for t in about.taken if is_detached(t) and t not in there]
         if not tokens:
@@ -99,14 +99,22 @@ def _takes_stopped(node: onnx.NodeProto) -> bool:
     return about is not None and any(map(is_detached, about.taken))
 
 
-def _folded(graph: onnx.GraphProto, marks: Marks) -> tuple[list[Place], list[str]]:
+def _folded(
+    graph: onnx.GraphProto, marks: Marks, still: frozenset[str]
+) -> tuple[list[Place], list[str]]:
     """Where nodes read a parameter that the exporter folded with the stop before it
-    (``w.detach().T``); and nodes that read one, but perhaps as another of equal numbers."""
+    (``w.detach().T``); and nodes that read one, but perhaps as another of equal numbers.
+
+    Args:
+        still: stored tensors that the code made.
+    """
     places, unclear = [], []
     for node in graph.node:
         about = reading_of(node)
         for position, name in enumerate(node.input):
-            if name not in marks.stopped or (about and any(map(is_detached, about.taken))):
+            if name not in marks.stopped or name in still:
+                continue
+            if about and any(map(is_detached, about.taken)):
                 continue  # of the latter the node tells
             if about and about.takes(name) and len(marks.tokens_of(name)) == 1:
                 places.append((node, position))

@@ -28,12 +28,7 @@ from onnxremat.grad.upgraded import upgraded, with_metadata
 from onnxremat.grad.windows import with_windows
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
-from onnxremat.graph.onnx_io import (
-    read_small_weights,
-    shell,
-    to_model,
-    to_ops,
-)
+from onnxremat.graph.onnx_io import read_small_weights, shell, to_model, to_ops
 from onnxremat.graph.sequences import without_sequences
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import (
@@ -386,8 +381,9 @@ def _folded(graph: Graph, variable: Collection[str]) -> onnx.ModelProto:
 
 
 def trained_norms(
-    graph: Graph, chosen: Collection[str], learned: Collection[str], weights: Collection[str]
-) -> tuple[set[str], list[str]]:
+    graph: Graph, chosen: Collection[str], learned: Collection[str], weights: Collection[str],
+    still: Collection[str] = (),
+) -> tuple[set[str], list[str]]:  # fmt: skip
     """Batch normalizations that are to use the batch, and those that should but cannot: their
     statistics are no initializers. Of those that have no scale and bias to learn (affine=False)
     the former are those behind something that is trained.
@@ -396,6 +392,7 @@ def trained_norms(
         chosen: what is trained.
         learned: parameters, trained or not.
         weights: initializers.
+        still: running means of those in eval mode.
     """
     tape = Tape(graph.tensors, 0, ())
     trained, affine = (dependents(graph.ops, names, tape) for names in (chosen, learned))
@@ -403,7 +400,7 @@ def trained_norms(
     able: set[str] = set()
     resting = []
     for op in graph.ops:
-        if op.op_type != "BatchNormalization" or not op.standard:
+        if op.op_type != "BatchNormalization" or not op.standard or op.inputs[3] in still:
             continue
         plain = affine.isdisjoint(op.inputs[1:3])
         if trained.isdisjoint(op.inputs[:1] if plain else op.inputs[1:3]):

@@ -12,6 +12,7 @@ from onnxremat import plain_json
 from onnxremat.errors import ModelError
 
 KEY = "onnxremat.parameters"
+LISTS = ("trained", "frozen", "stopped", "buffers", "resting", "unused")
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,7 +22,10 @@ class Parameters:
     Attributes:
         trained: parameters that require a gradient and have a part in the outputs.
         frozen: parameters that do not require one, or get none: the module stops it.
+        stopped: the latter of these.
         buffers: of the module.
+        resting: running means of batch normalizations that are in eval mode, the module being in
+            training mode.
         tied: further name of a parameter or buffer to the one it is stored under.
         unused: parameters that require a gradient and that the file does not hold, because no
             output depends on them.
@@ -29,7 +33,9 @@ class Parameters:
 
     trained: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
+    resting: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
@@ -56,7 +62,7 @@ def parameters_of(model: onnx.ModelProto) -> Parameters | None:
             data = plain_json.loads(entry.value)
             if data.pop("version") != 1:
                 raise ModelError("the model was exported by a later onnxremat")
-            lists = {k: tuple(data.get(k, ())) for k in ("trained", "frozen", "buffers", "unused")}
+            lists = {k: tuple(data.get(k, ())) for k in LISTS}
             return Parameters(**lists, tied=dict(data.get("tied", {})))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(

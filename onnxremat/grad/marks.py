@@ -120,7 +120,8 @@ class Marks:
         inputs, results: PyTorch's names of what its graph is given beside these, and hands out.
         norms: convolutions that a batch normalization was folded into.
         named: whether names that the exporter did not make up are the module's.
-        trained, frozen, buffers: names listed by :func:`onnxremat.export`; None without a list.
+        trained, frozen, halted, buffers, resting: names listed by :func:`onnxremat.export`
+            (``halted`` as stopped); None without a list.
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +140,9 @@ class Marks:
     named: bool = False
     trained: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
+    halted: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
+    resting: frozenset[str] = frozenset()
 
     def told_apart(
         self,
@@ -270,7 +273,9 @@ def _with_list(marks: Marks, model: onnx.ModelProto) -> Marks:
         marks,
         trained=frozenset(listed.trained),
         frozen=frozenset(listed.frozen),
+        halted=frozenset(listed.stopped),
         buffers=frozenset(listed.buffers),
+        resting=frozenset(listed.resting),
     )
 
 
@@ -430,6 +435,12 @@ class Reading:
         """Row of an embedding's table that PyTorch does not train (its ``padding_idx``)."""
         found = re.search(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)", self.call)
         return int(found[1]) if found else None
+
+    @property
+    def by_frequency(self) -> bool:
+        """Gradients of an embedding's rows are divided by how often a batch reads them."""
+        said = re.search(r"aten\.embedding\.default\]\(args = \([^)]*, -?\d+, True", self.call)
+        return said is not None
 
     def takes(self, name: str) -> bool:
         """PyTorch's node read a result of this name."""

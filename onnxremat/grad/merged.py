@@ -166,7 +166,8 @@ def perhaps_merged(
         nodes = readers.get(name, [])
         if origin.kind is not Kind.PARAMETER or len(nodes) < 2 or stored.size(name) < 2:
             continue
-        ends, own = stored.ends(name), marks.placeholders.get(name)
+        ends, tokens = stored.ends(name), marks.tokens_of(name)
+        own = marks.placeholders.get(name) or (tokens[0] if len(tokens) == 1 else None)
         if ends is None or ends[0] != ends[1] or marks.trained is not None:
             continue
         if marks.named and _own_readers(name, nodes):

@@ -12,10 +12,23 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnxremat.grad.marks import reading_of
+from onnxremat.grad.marks import first_of, reading_of
 from onnxremat.grad.stored import Stored
 
 TABLE = 0  # input of Gather
+
+
+def by_frequency(model: onnx.ModelProto) -> list[str]:
+    """A warning about tables whose gradients PyTorch divides by how often a batch reads a row
+    (``scale_grad_by_freq``), if there are any: no rule of ours does."""
+    said = ((node, reading_of(node)) for node in model.graph.node if node.op_type == "Gather")
+    names = dict.fromkeys(node.input[TABLE] for node, about in said if about and about.by_frequency)
+    if not names:
+        return []
+    return [
+        f"gradients of {len(names)} tables ({first_of([*names], 4)}) are those of what they give: "
+        "PyTorch divides them by how often a batch reads each row (scale_grad_by_freq)"
+    ]
 
 
 def likely_padding(

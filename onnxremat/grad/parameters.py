@@ -20,7 +20,7 @@ from onnxremat.grad.frozen import mark
 from onnxremat.grad.given import Given, Parameters, matched, read_given
 from onnxremat.grad.marks import Marks, first_of, marks_of
 from onnxremat.grad.merged import perhaps_merged
-from onnxremat.grad.padding import likely_padding
+from onnxremat.grad.padding import by_frequency, likely_padding
 from onnxremat.grad.provenance import STEPPED, Kind, Origin, origins_of
 from onnxremat.grad.quantised import BEFORE, is_quantising, whole_weights
 from onnxremat.grad.restored import CORES, Restored
@@ -56,6 +56,8 @@ class Inventory:
         chosen: parameters whose values decided what is stored as fixed: comparisons, orders.
         doubts: warnings about what the exporter may have left out or computed.
         folder: where external weights lie.
+        halted: parameters that get no gradient, as the module stops it, though it trains them.
+        resting: running means of batch normalizations that the module keeps in eval mode.
     """
 
     model: onnx.ModelProto
@@ -75,6 +77,8 @@ class Inventory:
     chosen: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     folder: Path | None = None
+    halted: Collection[str] = ()
+    resting: Collection[str] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -129,7 +133,7 @@ def take_inventory(
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
     doubts = [*doubts_of(result), *still_random(result), *still_iterated(result)]
-    doubts += whole_weights(result)
+    doubts += [*whole_weights(result), *by_frequency(result)]
     doubts += own_gradients(model) if marks.trained is None else []  # export compares them
     doubts += about_copies(model, folder, restored, origins) if tie and given is None else []
     doubts += unsaid(result, marks, origins, restored) if given is None else []
@@ -149,6 +153,8 @@ def take_inventory(
         _chosen(marks, origins),
         tuple(doubts),
         folder,
+        marks.halted if given is None else (),
+        marks.resting,
     )
 
 
@@ -239,11 +245,27 @@ def choose_parameters(
     chosen = inventory.trained
     if trainable is not None:
         chosen = _asked_for(graph, inventory, trainable)
-    frozen = set(_matching(chosen, freeze, origins, "--freeze"))
+    frozen = _frozen(inventory, chosen, freeze)
     chosen = [name for name in chosen if name not in frozen]
     if not chosen:
         raise _nothing_chosen(graph, len(origins))
     return tuple(chosen)
+
+
+def in_training(
+    inventory: Inventory, chosen: Sequence[str], trainable: Sequence[str] | None,
+    freeze: Sequence[str],
+) -> set[str]:  # fmt: skip
+    """Parameters of layers that are in training mode: what is trained, and what the module would
+    train if it did not stop gradients (a generator whose images a discriminator is shown)."""
+    if trainable is not None or not inventory.halted:
+        return {*chosen}
+    return {*chosen, *inventory.halted} - _frozen(inventory, inventory.trained, freeze)
+
+
+def _frozen(inventory: Inventory, chosen: Sequence[str], freeze: Sequence[str]) -> set[str]:
+    names = [*dict.fromkeys((*chosen, *inventory.halted))]
+    return set(_matching(names, freeze, inventory.origins, "--freeze"))
 
 
 def _nothing_chosen(graph: Graph, count: int) -> UsageError:

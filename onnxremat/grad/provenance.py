@@ -195,7 +195,9 @@ class _Judge:
             if each in (marks.trained or ()):
                 return Origin(Kind.PARAMETER, "a parameter, says the file", told=True)
             if each in marks.frozen:
-                return Origin(Kind.FROZEN, "the module did not train it", told=True)
+                halted = each in marks.halted
+                why = "the module stops its gradient" if halted else "the module did not train it"
+                return Origin(Kind.FROZEN, why, told=True)
             if each in marks.buffers and self._use(name) is None:
                 return Origin(Kind.BUFFER, "a buffer, says the file", told=True)
         if self._use(name) is None:

@@ -31,7 +31,7 @@ from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
-from onnxremat.grad.parameters import choose_parameters, take_inventory, weights_of
+from onnxremat.grad.parameters import choose_parameters, in_training, take_inventory, weights_of
 from onnxremat.grad.parted import Parting, ahead, due_back, in_turn, with_loss, with_pieces
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.prediction import Compared, compared
@@ -164,7 +164,9 @@ class _Builder:
     def _trained_norms(self, graph: Graph) -> tuple[set[str], list[str]]:
         if self.settings.batch_norm != "train":
             return set(), []
-        return trained_norms(graph, self.parameters, self.stock.learned, self.weights)
+        s, stock = self.settings, self.stock
+        going = in_training(stock, self.parameters, s.trainable, s.freeze)
+        return trained_norms(graph, going, stock.learned, self.weights, stock.resting)
 
     def _compared(self, graph: Graph) -> Compared | None:
         """What the loss compares; None where the model computes it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -36,12 +36,17 @@ def _kind(info: Any) -> np.dtype:
     return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
 
 
-def check_names(given: Collection[str], wanted: Iterable[str], whose: str = "the model") -> None:
+def check_names(given: Mapping[str, Any], wanted: Iterable[str], whose: str = "the model") -> None:
     """Raises:
     UsageError: an input has no value, or a value is for no input: a name may be misspelt, and what
-        it was meant for would be left as it is.
+        it was meant for would be left as it is; or no values by name were given.
     """
     names = {*wanted}
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"{whose} takes arrays by name, not a {type(given).__name__}",
+            hint=f"a dict with {', '.join(sorted(names))}",
+        )
     for name in sorted(names.difference(given)):
         raise absent(name, given)
     for name in sorted(map(str, set(given) - names)):

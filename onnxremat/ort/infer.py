@@ -27,6 +27,7 @@ from onnxremat.ort.session import Options, open_session, session_options, signat
 
 EXAMPLE = 8  # the size of an open dimension in a hint
 BIND = "bind inputs with --shape or --dim"
+_SIZED = ("Expand", "Reshape", "ConstantOfShape")  # as large as an input says
 WEIGHT_INPUT = 4096  # bytes from which a weight is handed in as an input instead of a constant
 
 
@@ -246,9 +247,9 @@ def infer(
         told = _told(light, helpful)
         found = told | asked(light)
     found = as_computed(light, found, asked)
-    expanded = _expanded(light, wanted - found.keys(), found)
-    if expanded:
-        told = _told(light, expanded)
+    resized = _resized(light, wanted - found.keys(), found)
+    if resized:
+        told = _told(light, resized)
         found = as_computed(light, asked(light) | found | told, asked)
     return found
 
@@ -259,25 +260,17 @@ def _told(light: onnx.ModelProto, values: Sequence[onnx.ValueInfoProto]) -> dict
     return {value.name: typed for value in values if (typed := _typed(value))}
 
 
-def _expanded(
+def _resized(
     light: onnx.ModelProto, missing: Collection[str], found: Mapping[str, Typed]
 ) -> list[onnx.ValueInfoProto]:
-    """Results of Expand that onnxruntime says nothing of, as ONNX infers them: it follows sizes
-    through Shape and Concat, which onnxruntime only does for small results, by computing them. Of
-    other ops ONNX does not always know what onnxruntime makes (Resize)."""
-    made = {node.output[0] for node in light.graph.node if node.op_type == "Expand"}
+    """Results of Expand, Reshape and ConstantOfShape that onnxruntime says nothing of, as ONNX
+    infers them: it follows sizes through Shape and Concat, which onnxruntime only does for small
+    results, by computing them. Of other ops ONNX does not always know what onnxruntime makes
+    (Resize)."""
+    made = {node.output[0] for node in light.graph.node if node.op_type in _SIZED}
     if not made & set(missing):
         return []
-    given = onnx.ModelProto()
-    given.CopyFrom(light)
-    del given.graph.value_info[:], given.graph.output[:]
-    known = {value.name for value in given.graph.input}
-    given.graph.value_info.extend(
-        onnx.helper.make_tensor_value_info(name, dtype, shape)
-        for name, (dtype, shape) in found.items()
-        if name not in known
-    )
-    values = inferred(given).graph.value_info
+    values = inferred(_with_types(light, found)).graph.value_info
     return [v for v in values if v.name in made and v.name in missing and _typed(v)]
 
 
@@ -309,13 +302,29 @@ def _asked(light: onnx.ModelProto, folder: Path | None, opened: bool) -> dict[st
             found[value.name] = (dtype, tuple(value.shape))
     doubtful = {name for name, (_, shape) in found.items() if not shape}
     if doubtful:
-        graph = inferred(light).graph
+        graph = inferred(_with_types(light, {n: found[n] for n in found.keys() - doubtful})).graph
         values = (*graph.value_info, *graph.output, *graph.input)
         told = (v for v in values if v.name in doubtful)
         scalars = {v.name for v in told if (typed := _typed(v)) and not typed[1]}
         for name in doubtful - scalars:
             del found[name]
     return found
+
+
+def _with_types(light: onnx.ModelProto, found: Mapping[str, Typed]) -> onnx.ModelProto:
+    """The model with what is known written into it beside what it says, so that ONNX's inference
+    goes on behind operators that it does not know (onnxruntime's fused ones)."""
+    given = onnx.ModelProto()
+    given.CopyFrom(light)
+    del given.graph.value_info[:], given.graph.output[:]
+    given.graph.value_info.extend(v for v in light.graph.value_info if v.name not in found)
+    known = {value.name for value in given.graph.input}
+    given.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, dtype, shape)
+        for name, (dtype, shape) in found.items()
+        if name not in known
+    )
+    return given
 
 
 def inferred(model: onnx.ModelProto) -> onnx.ModelProto:

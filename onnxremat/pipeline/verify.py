@@ -294,7 +294,10 @@ def _require_inputs(reference: Reference, written: _Verified) -> None:
     lacking = [value.name for value in written.model.graph.input if value.name not in known]
     if lacking:
         made = "is a training step, and" if is_step(written.model) else "is of another model:"
-        before = "the step before it was planned: onnxremat differentiate, with the same options"
+        before = (
+            "the step before it was planned: onnxremat differentiate, with the same options, and "
+            "--target host where optimize was given none"
+        )
         raise UsageError(
             f"{written.path} cannot be compared with this original",
             why=f"it {made} takes {first_of(lacking, 3)}, which the original does not",

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -243,6 +243,7 @@ def check_arrays(about: Training, types: Types, data: Batches, where: str = "") 
             raise UsageError(
                 f"a row of array '{name}' has shape {list(array.shape[1:])}, the step wants {row}",
                 where=where,
+                hint=_of_class_axis(about, name, array.shape[1:], row),
             )
         _check_elements(name, array, dtype, where)
     check_labels(about, data.arrays, where)
@@ -279,13 +280,34 @@ def _check_rows(shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
             )
 
 
-def check_batch(about: Training, batch: Batch) -> None:
+def _of_class_axis(
+    about: Training, name: str, given: Sequence[int], wanted: Sequence[int]
+) -> str:  # fmt: skip
+    """A hint where labels are those of PyTorch's class axis, and the step takes the last one."""
+    other = name == about.target and about.classes and about.loss_settings.get("axis") is None
+    if not other or len(wanted) != 1 or len(given) != 1:
+        return ""
+    return (
+        f"classes are the last axis of the prediction here ({about.classes} of them): make the "
+        "step with loss=CrossEntropy(axis=1), of onnxremat.grad, for the second one, as in PyTorch"
+    )
+
+
+def check_batch(about: Training, batch: Batch, types: Types) -> None:
     """Fail before a step on a batch that is not one of the step's.
 
     Raises:
-        UsageError: an input is missing, or is not the step's; a label is no class.
+        UsageError: an input is missing, or is not the step's; labels of another shape, or one that
+            is no class.
     """
     check_names(batch, about.fed, "the step")
+    if about.target in batch:
+        given, wanted = np.shape(batch[about.target]), types[about.target][0]
+        if given[:1] == wanted[:1] and given != wanted:
+            raise UsageError(
+                f"input '{about.target}' has shape {list(given)}, the model wants {list(wanted)}",
+                hint=_of_class_axis(about, about.target, given[1:], wanted[1:]),
+            )
     check_labels(about, batch)
 
 
@@ -303,10 +325,16 @@ def check_labels(about: Training, batch: Batch, where: str = "") -> None:
     if ignored is not None:
         wrong &= labels != ignored
     if wrong.any():
+        label, other = labels[wrong].flat[0], (labels[wrong] != labels[wrong].flat[0]).any()
+        hint = (
+            f"one that does not count: loss=CrossEntropy(ignore_index={label}), of onnxremat.grad"
+        )
         raise UsageError(
-            f"label {labels[wrong].flat[0]} in '{about.target}' is no class",
+            f"label {label} in '{about.target}' is no class",
             where=where,
-            why=f"the prediction has {about.classes} classes, labels are 0 to {about.classes - 1}",
+            why=f"the prediction has {about.classes} classes, labels are 0 to {about.classes - 1}"
+            + (f"; {ignored} does not count" if ignored is not None else ""),
+            hint="" if other or ignored is not None else hint,
         )
 
 

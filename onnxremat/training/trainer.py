@@ -239,7 +239,7 @@ class Trainer:
         A step that accumulates updates once as many batches are gathered as it averages.
         """
         about, progress = self.training, self.progress
-        check_batch(about, batch)
+        check_batch(about, batch, self.types)
         feeds: dict[str, np.ndarray] = {**batch}
         if about.rate:
             feeds[about.rate] = np.array(self._rate(rate), np.float32)

@@ -156,7 +156,7 @@ class PipelineParallel(Trainer):
 
     def run(self, batch: Batch, rate: float | None = None) -> dict[str, np.ndarray]:
         """One step; returns the loss."""
-        check_batch(self.training, batch)
+        check_batch(self.training, batch, self.types)
         own = self._batches(batch)
         losses, ranks = sum(float(loss) for loss in own), self.mesh.everyone
         mean = ranks.mean(losses) * ranks.size * self._share

@@ -73,3 +73,22 @@ def test_letters_of_one_and_more(shapes: tuple[tuple[int, ...], ...]) -> None:
     graph = build_graph(made)
     assert graph.tensors["p"].shape == graph.tensors["y"].shape == wanted.shape == (2, 3, 4)
     np.testing.assert_array_equal(named_outputs(to_model(graph), feeds, None)["y"], wanted)
+
+
+def test_a_scalar_behind_an_operator_of_onnxruntimes_own_is_one() -> None:
+    """onnxruntime shows what is of unknown rank like a scalar, and ONNX knows no QuickGelu."""
+    made = parse("""g (float[2, 3] x) => (float[] y)
+        { r = com.microsoft.QuickGelu(x) s = ReduceSum<keepdims = 0>(r) e = Exp(s) y = Neg(e) }""")
+    made.opset_import.add(domain="com.microsoft", version=1)
+    del made.graph.output[0].type.tensor_type.shape.dim[:]
+    graph = build_graph(made)
+    assert [graph.tensors[name].shape for name in "rsey"] == [(2, 3), (), (), ()]
+
+
+def test_what_is_as_large_as_a_computed_shape_says_is_known() -> None:
+    """onnxruntime does not follow sizes through a Gather of several, as its transposer writes."""
+    made = parse("""g (float[2, 3] x) => (float[a, b] y) <int64[2] turned = {1, 0}>
+        { s = Shape(x) g = Gather(s, turned) r = Reshape(x, g) z = ConstantOfShape(g)
+          y = Add(r, z) }""")
+    graph = build_graph(made)
+    assert [graph.tensors[name].shape for name in "rzy"] == 3 * [(3, 2)]

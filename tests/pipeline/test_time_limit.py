@@ -27,6 +27,7 @@ from onnxremat.pipeline import (
     in_session,
     kept_plans,
     priced,
+    time_left,
     ways,
     within_budget,
 )  # fmt: skip
@@ -35,9 +36,9 @@ from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.fission_ways import SEARCH, RegionsInParts, choosers_for
 from onnxremat.pipeline.limits import Limit
-from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.phases import PLAN, READ, Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK
+from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, limited
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_budget import plan_within
 from onnxremat.planner.methods import plan_by
@@ -411,3 +412,16 @@ def test_a_plan_is_rewritten_once_where_there_is_no_time_to_ask_onnxruntime(
         assert len(made) == often * (1 + found.rounds)
         sequences.append(found.plan.sequence)
     assert sequences[0] == sequences[1]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_a_late_command_says_of_planning(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine planning goes on beyond the limit, which the model is no reason for."""
+    monkeypatch.setattr(time_left, "BESIDE", 4.0)
+    clock, said = [0.0], list[str]()
+    worked = (lambda: clock[0] / 4) if busy else (lambda: clock[0])
+    log = Phases(said.append, lambda: clock[0], worked=worked)
+    with limited(PlanOptions(time_limit=10), log), log.phase(PLAN if busy else READ):
+        clock[0] += 40
+    assert "more than --time-limit 10" in said[0]
+    assert ("busy" in said[0]) == busy

@@ -502,6 +502,66 @@ def test_a_file_that_onnxruntime_does_not_run_is_told(tmp_path: Path) -> None:
     onnxremat.export(net, x, tmp_path / "other.onnx")
 
 
+def test_what_code_makes_and_detaches_is_not_warned_of(tmp_path: Path) -> None:
+    """As optical flow does with the grid that it begins with: there is no gradient to stop."""
+
+    class Flow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.move, self.out = nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            at = torch.arange(6.0).expand(3, 6) + 1
+            for _ in range(2):
+                at = at.detach()
+                left, right = (at / 2 + 1).split([3, 3], dim=1)
+                at = at + self.move(torch.sin(torch.cat([right, left], dim=1)) + x)
+            return self.out(at)
+
+    path, x = tmp_path / "net.onnx", torch.randn(3, 6)
+    onnxremat.export(Flow(), x, path, exporter="dynamo")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        onnxremat.differentiate(path, tmp_path / "step.onnx")
+
+
+def test_a_norm_that_is_called_thrice_is_not_taken_for_merged_ones(tmp_path: Path) -> None:
+    """Its folded scale is one parameter: every reader says the same name."""
+
+    class Thrice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen = [self.norm(self.conv(k * x)) for k in (1.0, 2.0, 3.0)]
+            return (seen[0] * seen[1] - seen[2]).mean((2, 3))
+
+    path = tmp_path / "net.onnx"
+    torch.onnx.export(Thrice(), (torch.randn(2, 3, 6, 6),), str(path), verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        onnxremat.differentiate(path, tmp_path / "step.onnx")
+
+
+def test_what_neither_exporter_takes_is_told_without_noise(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Distances(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            near = nn.functional.triplet_margin_loss(x, 2 * x, -x)  # not in the older one
+            return torch.cdist(self.one(x), x) + near  # not in the newer one
+
+    with pytest.raises(UnsupportedError, match=r"(?s)dynamo exporter.*legacy exporter.*both") as e:
+        onnxremat.export(Distances(), torch.randn(3, 4), tmp_path / "net.onnx")
+    assert "try the other" not in str(e.value)
+    assert capfd.readouterr().out == ""  # the older one prints its graph
+
+
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
     class Random(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, TrainingWarning, UsageError
-from onnxremat.grad import differentiate, training_of
+from onnxremat.grad import CrossEntropy, differentiate, training_of
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.session import held as held_module
@@ -471,6 +471,13 @@ def test_missing_and_misshapen_inputs_are_named() -> None:
         run.step({"x": arrays()["x"][:BATCH]})
     with pytest.raises(UsageError, match="shape"):
         run.step({"x": arrays()["x"][:3], "labels": arrays()["labels"][:3]})
+    batch = {name: array[:BATCH] for name, array in arrays().items()}
+    with pytest.raises(UsageError, match="by name, not a tuple"):
+        run.step(tuple(batch.values()))
+    batch["labels"] = np.where(np.arange(BATCH) < 2, -100, batch["labels"])
+    with pytest.raises(UsageError, match=r"-100 .* no class") as caught:
+        run.step(batch)
+    assert "CrossEntropy(ignore_index=-100)" in caught.value.hint
 
 
 @pytest.mark.parametrize("more", ["label", "w1", "learning_rate", "m.w1"])
@@ -574,3 +581,22 @@ def test_schedules() -> None:
     assert Schedule(1.0, "step", every=3).at(7, 10) == pytest.approx(0.01)
     with pytest.raises(UsageError, match="unknown schedule"):
         Schedule(1.0, "exponential")
+
+
+def test_labels_of_another_class_axis_are_told_of_it() -> None:
+    """Of three axes the last one is that of the classes, as in language models; in PyTorch the
+    second is."""
+    model = parse("g (float[2, 3, 4] x, float[5, 3] w) => (float[2, 5, 4] y) { y = MatMul(w, x) }")
+    model.graph.input.pop()
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((5, 3), np.float32), "w"))
+    batch = {"x": np.ones((2, 3, 4), np.float32), "labels": np.zeros((2, 4), np.int64)}
+    run = Trainer(differentiate(model, optimizer="sgd", trainable=["w"]), model)
+    with pytest.raises(UsageError, match=r"\[2, 4\], the model wants \[2, 5\]") as caught:
+        run.step(batch)
+    assert "CrossEntropy(axis=1)" in caught.value.hint
+    with pytest.raises(UsageError, match="row of array 'labels'") as caught:
+        run.fit(Arrays(batch, 2), 1)
+    assert "CrossEntropy(axis=1)" in caught.value.hint
+    loss = CrossEntropy(axis=1)
+    run = Trainer(differentiate(model, loss=loss, optimizer="sgd", trainable=["w"]), model)
+    assert run.step(batch) == pytest.approx(np.log(5))
