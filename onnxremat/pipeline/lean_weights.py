@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.ort.offline import PORTABLE
 from onnxremat.ort.weights import held_by
 from onnxremat.pipeline.floor import Floor
-from onnxremat.rewrite.held_narrow import narrow_weights, narrowed, with_values
+from onnxremat.rewrite.held_narrow import narrow_weights, narrowed, turned_weights, with_values
 from onnxremat.rewrite.held_once import held_once
 from onnxremat.schedule.simulate import simulate
 from onnxremat.session.process import Beside, beside
@@ -51,11 +51,14 @@ def lean_weights(made: Unsplit, settings: Settings) -> Lean:
     """The graph with second copies of weights left out, where the budget of ``settings`` is less
     than it takes as it is; and with weights in half of their width, as many as it takes, where
     weights and results alone are more. For the least memory, all of both."""
+    standard = made.made.target in ("none", PORTABLE)
     lean, limit = Lean(made.graph, made.made.folder), _Limit(made, settings)
     if settings.held_once or (settings.held_once is None and limit.asked):
-        lean = _once(lean, limit, made.made.target in ("none", PORTABLE), settings.held_once)
+        lean = _once(lean, limit, standard, settings.held_once)
     if settings.narrow or (settings.narrow is None and limit.asked and limit.hopeless(lean.graph)):
-        lean = _narrow(lean, limit, settings.narrow)
+        lean = _narrow(lean, limit, standard, settings.narrow)
+    elif settings.narrow is None and settings.held_once and not limit.asked:
+        lean = _told(lean)
     return lean
 
 
@@ -69,18 +72,33 @@ def _once(lean: Lean, limit: _Limit, standard: bool, asked: bool | None) -> Lean
     return lean.then(once, lean.folder, note, held_once=True)
 
 
-def _narrow(lean: Lean, limit: _Limit, asked: tuple[str, ...] | None) -> Lean:
+def _narrow(lean: Lean, limit: _Limit, standard: bool, asked: tuple[str, ...] | None) -> Lean:
     """With some weights in half of their width."""
     kinds = narrow_weights(lean.graph, lean.folder)
     wanted = set(asked or limit.needed(lean.graph, kinds))
     kinds = {name: kind for name, kind in kinds.items() if name in wanted}
     if not kinds:
         return lean
-    made, folder = with_values(narrowed(lean.graph, kinds), lean.graph, kinds, lean.folder)
+    turned = turned_weights(lean.graph, kinds, standard=standard)
+    made = narrowed(lean.graph, kinds, turned)
+    made, folder = with_values(made, lean.graph, kinds, lean.folder, turned)
     note = f"{len(kinds)} weights lie in half precision, which holds them as they are, until they "
     note += "are read: {} less; a Cast before that takes time in every run, and products with what "
     note += "is not packed take longer"
     return lean.then(made, folder, note, narrow=tuple(kinds))
+
+
+def _told(lean: Lean) -> Lean:
+    """With a note on what a small budget would do, where many are looked at on one graph."""
+    kinds = narrow_weights(lean.graph, lean.folder)
+    if not kinds:
+        return lean
+    spared = sum(lean.graph.tensors[name].bytes for name in kinds) // 2
+    note = (
+        f"for a budget below these, optimize keeps up to {len(kinds)} weights in half precision, "
+    )
+    note += f"which holds them as they are: {format_bytes(spared)} less"
+    return replace(lean, notes=(*lean.notes, note))
 
 
 class _Limit:

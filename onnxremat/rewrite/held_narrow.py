@@ -9,8 +9,9 @@ Kernels do not pack what is no constant, and the Cast runs every time, which tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.equal_weights import weight_values
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.weights import WeightFolder, place, without_bytes
+from onnxremat.rewrite.turned import can_turn, import_products, read_turned, reads_turned
 from onnxremat.rewrite.unpacked import list_as_inputs
 
 LEAST = 256 << 10  # bytes of a weight that is worth a Cast
@@ -72,36 +74,64 @@ def _wide(bits: np.ndarray, kind: int) -> np.ndarray:
     return bits.view(np.float16).astype(np.float32).view(np.uint32)
 
 
-def narrowed(graph: Graph, kinds: Mapping[str, int]) -> Graph:
+def turned_weights(graph: Graph, names: Collection[str], *, standard: bool) -> set[str]:
+    """Those of these matrices that are better read as their transpose: by products alone, which
+    without packing read columns in few strides then, and of more than one row.
+
+    Args:
+        standard: with standard operators alone.
+    """
+    readers: dict[str, list[Op]] = {name: [] for name in names}
+    for op in graph.ops:
+        for name in readers.keys() & set(op.reads):
+            readers[name].append(op)
+    return {
+        name for name, ops in readers.items() if all(_better(o, name, graph, standard) for o in ops)
+    }
+
+
+def _better(op: Op, name: str, graph: Graph, standard: bool) -> bool:
+    weight, made = graph.tensors[name].shape, graph.tensors[op.outputs[0]].shape
+    if weight is None or made is None or len(weight) != 2 or reads_turned(op):
+        return False
+    return prod(made[:-1]) > 1 and can_turn(op, name, graph, standard)
+
+
+def narrowed(graph: Graph, kinds: Mapping[str, int], turned: Collection[str] = ()) -> Graph:
     """The graph that casts these weights before they are read; without their new values, which
     :func:`with_values` gives it.
 
     Args:
         kinds: weights, and the type that each lies in.
+        turned: those of them that lie as their transpose.
     """
     names = {name: _free(f"{name}_narrow", graph) for name in kinds}
     tensors = dict(graph.tensors)
     for name, lies in names.items():
         wide = graph.tensors[name]
-        assert wide.shape is not None
-        tensors[name] = replace(wide, role=Role.ACTIVATION)
-        size = tensor_bytes(kinds[name], wide.shape)
-        tensors[lies] = Tensor(lies, kinds[name], wide.shape, size, Role.WEIGHT)
+        shape = (wide.shape or ())[:: -1 if name in turned else 1]
+        tensors[name] = replace(wide, shape=shape, role=Role.ACTIVATION)
+        size = tensor_bytes(kinds[name], shape)
+        tensors[lies] = Tensor(lies, kinds[name], shape, size, Role.WEIGHT)
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     for tensor in model.graph.initializer:
         if tensor.name in names:
+            if tensor.name in turned:
+                tensor.dims[:] = reversed(tensor.dims)
             tensor.data_type, tensor.name = kinds[tensor.name], names[tensor.name]
     for index in reversed([i for i, v in enumerate(model.graph.input) if v.name in names]):
         del model.graph.input[index]
     list_as_inputs(model, names.values())  # or onnxruntime would cast them as it loads the model
+    if turned:
+        import_products(model)
     ops, made = [], set[str]()
     for op in graph.ops:
         for name in op.inputs:
             if name in names and name not in made:
                 made.add(name)
                 ops.append(_cast(names[name], name, graph))
-        ops.append(op)
+        ops.append(read_turned(op, {}, graph) if {*turned} & {*op.reads} else op)
     return replace(graph, ops=tuple(ops), tensors=tensors, model=model)
 
 
@@ -119,7 +149,11 @@ def _free(name: str, graph: Graph) -> str:
 
 
 def with_values(
-    graph: Graph, before: Graph, kinds: Mapping[str, int], folder: Path | None
+    graph: Graph,
+    before: Graph,
+    kinds: Mapping[str, int],
+    folder: Path | None,
+    turned: Collection[str] = (),
 ) -> tuple[Graph, WeightFolder]:
     """What :func:`narrowed` made, with all its weights, big ones in a folder.
 
@@ -134,13 +168,18 @@ def with_values(
     _, waiting = without_bytes(before.model, chosen, folder)
     made, places = without_bytes(graph.model, chosen, None)
     target.keep(
-        (new, _pieces(pieces, kinds.get(old.name)))
+        (new, _pieces(old, pieces, kinds.get(old.name), old.name in turned))
         for (old, pieces), (new, _) in zip(waiting, places, strict=True)
     )
     return replace(graph, model=made), target
 
 
-def _pieces(pieces: Iterator[bytes], kind: int | None) -> Iterator[bytes]:
+def _pieces(
+    weight: onnx.TensorProto, pieces: Iterator[bytes], kind: int | None, turned: bool
+) -> Iterator[bytes]:
     """The bytes of a weight, in the narrower type where it has one."""
+    if turned:
+        bits = np.frombuffer(b"".join(pieces), np.uint32).reshape(tuple(weight.dims))
+        pieces = iter([np.ascontiguousarray(bits.T).tobytes()])
     for piece in pieces:
         yield piece if kind is None else _narrow(np.frombuffer(piece, np.uint32), kind).tobytes()

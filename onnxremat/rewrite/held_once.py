@@ -15,22 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx import helper
 
 from onnxremat.graph.equal_weights import equal_weights, transposed_weights
 from onnxremat.graph.ir import Graph, Op
-from onnxremat.graph.traits import packed_input
 from onnxremat.ort.weights import RETURNED, Forms, forms_of
+from onnxremat.rewrite.turned import can_turn, import_products, read_turned
 from onnxremat.rewrite.unpacked import list_as_inputs
 
 LEAST = 1 << 20  # bytes of a copy that is worth a slower product
-MICROSOFT = "com.microsoft"
-_TURNED = {  # a product to the one whose second side may be transposed
-    ("", "Gemm"): ("", "Gemm"),
-    (MICROSOFT, "FusedGemm"): (MICROSOFT, "FusedGemm"),
-    ("", "MatMul"): (MICROSOFT, "FusedMatMul"),
-    (MICROSOFT, "FusedMatMul"): (MICROSOFT, "FusedMatMul"),
-}
 
 
 def held_once(graph: Graph, folder: Path | None, *, standard: bool) -> Graph | None:
@@ -85,49 +77,14 @@ def _turned(graph: Graph, copies: Mapping[str, str], standard: bool) -> Graph:
             readers[name].append(op)
     kept: dict[str, str] = {}
     for name, weight in copies.items():  # each may be the transpose of the other
-        products = all(_can_turn(op, name, graph, standard) for op in readers[name])
+        products = all(can_turn(op, name, graph, standard) for op in readers[name])
         if products and weight not in kept and name not in {*kept.values(), *graph.outputs}:
             kept[name] = weight
     if not kept:
         return graph
     ops = tuple(
-        _read_turned(op, kept, graph) if kept.keys() & set(op.reads) else op for op in graph.ops
+        read_turned(op, kept, graph) if kept.keys() & set(op.reads) else op for op in graph.ops
     )
     made = _dropped(graph, ops, kept)
-    if MICROSOFT not in {entry.domain for entry in made.model.opset_import}:
-        made.model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    import_products(made.model)
     return made
-
-
-def _can_turn(op: Op, name: str, graph: Graph, standard: bool) -> bool:
-    """Whether a product can read the transpose of its second side."""
-    domain = "" if op.standard else op.domain
-    if packed_input(op) != 1 or op.inputs[1] != name or op.operands.count(name) != 1:
-        return False
-    if _kind(op, graph)[0] == MICROSOFT and standard:
-        return False
-    batched = any(a.name == "transBatchB" and a.i for a in op.node.attribute)
-    return (domain, op.op_type) in _TURNED and not batched
-
-
-def _kind(op: Op, graph: Graph) -> tuple[str, str]:
-    """Domain and operator of the product that reads the transpose."""
-    domain = "" if op.standard else op.domain
-    shape = graph.tensors[op.inputs[0]].shape
-    if (domain, op.op_type) == ("", "MatMul") and shape is not None and len(shape) == 2:
-        return "", "Gemm"
-    return _TURNED[domain, op.op_type]
-
-
-def _read_turned(op: Op, copies: Mapping[str, str], graph: Graph) -> Op:
-    """The product that reads the transpose of its second side."""
-    domain, kind = _kind(op, graph)
-    node = onnx.NodeProto()
-    node.CopyFrom(op.node)
-    turned = any(a.name == "transB" and a.i for a in node.attribute)
-    for index in reversed([i for i, a in enumerate(node.attribute) if a.name == "transB"]):
-        del node.attribute[index]
-    node.attribute.append(helper.make_attribute("transB", int(not turned)))
-    node.domain, node.op_type = domain, kind
-    inputs = (op.inputs[0], copies[op.inputs[1]], *op.inputs[2:])
-    return replace(op, op_type=kind, domain=domain, inputs=inputs, node=node)

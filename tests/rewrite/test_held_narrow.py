@@ -1,0 +1,98 @@
+"""Weights that half precision holds without loss lie so where a budget asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxremat import api
+from onnxremat.ort.infer import build_graph
+from onnxremat.planner.options import PlanOptions
+from onnxremat.rewrite.held_narrow import narrow_weights
+from tests.toolbox import parse
+
+SIDE, LAYERS, ROWS = 384, 4, 8
+SHORT = PlanOptions(work=500, threads=1)
+ALL = 4 * SIDE * SIDE * LAYERS
+
+
+def chain(kind: int, rows: int = ROWS, layers: int = LAYERS) -> onnx.ModelProto:
+    """Products with weights of the type ``kind`` that are cast before them."""
+    text = " ".join(
+        f"c{k} = Cast<to = 1>(w{k}) m{k} = MatMul(h{k}, c{k}) h{k + 1} = Tanh(m{k})"
+        for k in range(layers)
+    )
+    model = parse(
+        f"g (float[{rows},1,{SIDE}] h0) => (float[{rows},1,1] y) "
+        f"{{ {text} y = ReduceMean<axes = [2]>(h{layers}) }}"
+    )
+    model.opset_import[0].version = 17
+    drawn = np.random.default_rng(0)
+    for k in range(layers):
+        values = (drawn.standard_normal(SIDE * SIDE) * SIDE**-0.5).astype(np.float32)
+        if kind == TensorProto.BFLOAT16:
+            bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+            tensor = helper.make_tensor(f"w{k}", kind, (SIDE, SIDE), bits.tobytes(), raw=True)
+        else:
+            half = values.reshape(SIDE, SIDE).astype(helper.tensor_dtype_to_np_dtype(kind))
+            tensor = numpy_helper.from_array(half, f"w{k}")
+        model.graph.initializer.append(tensor)
+    return model
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("beside", [False, True], ids=["in the file", "beside it"])
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_weights_take_half(tmp_path: Path, kind: int, beside: bool, rows: int) -> None:
+    file, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(
+        chain(kind, rows), file, save_as_external_data=beside, location="w.data", size_threshold=0
+    )
+    settings = api.Settings(threads=1)
+    result = api.optimize(file, budget="min", settings=settings, options=SHORT)
+    assert result.prepared.weights < 0.51 * ALL
+    assert any("lie in half precision" in note for note in result.plan.provenance.notes)
+    result.save(out)
+    assert api.verify(file, out).ok
+    assert api.apply(file, result.plan, settings=settings).plan.sequence == result.plan.sequence
+
+
+def test_as_many_as_it_takes() -> None:
+    """Those that stay wide are packed and read as before."""
+    model, settings = chain(TensorProto.FLOAT16, layers=8), api.Settings(threads=1)
+    counts = []
+    for share in ("0.9x", "0.75x"):
+        result = api.optimize(model, budget=share, settings=settings, options=SHORT)
+        counts.append(sum(op.op_type == "Cast" for op in result.prepared.graph.ops))
+    assert 0 < counts[0] < counts[1] < 8
+
+
+def test_float32_weights_stay() -> None:
+    result = api.optimize(
+        chain(TensorProto.DOUBLE), budget="min", settings=api.Settings(threads=1), options=SHORT
+    )
+    assert result.prepared.weights >= ALL
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5), st.booleans())
+def test_no_bit_is_lost(drawn: list[int], small: bool) -> None:
+    """Also of infinities, numbers that are none, and the smallest ones."""
+    bits = np.array(drawn, np.uint32)
+    values = (bits.astype(np.uint16).view(np.float16).astype(np.float32) if small
+              else bits.view(np.float32))  # fmt: skip
+    wide = np.resize(values, (256, 512))
+    model = parse("g (float[1,256] x) => (float[1,512] y) { y = MatMul(x, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(wide, "w"))
+    found = narrow_weights(build_graph(model), None)
+    with np.errstate(over="ignore", invalid="ignore"):
+        back = wide.astype(np.float16).astype(np.float32)
+    half = np.array_equal(back.view(np.uint32), wide.view(np.uint32))
+    brain = not (wide.view(np.uint32) & 0xFFFF).any()
+    assert (found.get("w") == TensorProto.FLOAT16) == half
+    assert (found.get("w") == TensorProto.BFLOAT16) == (brain and not half)
