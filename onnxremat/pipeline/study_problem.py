@@ -102,7 +102,12 @@ def read_subject(
     if isinstance(source, str | Path) and is_graph_file(source):
         _refuse_of_models(settings)
         return _graph_file(Path(source), settings.fixed_order)
-    return prepared_subject(prepare(source, settings, say))
+    prepared = prepare(source, settings, say)
+    lean = prepared.unsplit.lean
+    if say and lean:
+        for note in lean.notes:
+            say(note)
+    return prepared_subject(prepared)
 
 
 def _refuse_of_models(settings: Settings) -> None:
