@@ -82,9 +82,8 @@ def _narrow(lean: Lean, limit: _Limit, standard: bool, asked: tuple[str, ...] | 
     turned = turned_weights(lean.graph, kinds, standard=standard)
     made = narrowed(lean.graph, kinds, turned)
     made, folder = with_values(made, lean.graph, kinds, lean.folder, turned)
-    note = f"{len(kinds)} weights lie in half precision, which holds them as they are, until they "
-    note += "are read: {} less; a Cast before that takes time in every run, and products with what "
-    note += "is not packed take longer"
+    note = f"{_number(kinds)} in half precision until read, which loses nothing: {{}} less; a Cast "
+    note += "before each reading takes time, and so do products with what is not packed"
     return lean.then(made, folder, note, narrow=tuple(kinds))
 
 
@@ -94,11 +93,13 @@ def _told(lean: Lean) -> Lean:
     if not kinds:
         return lean
     spared = sum(lean.graph.tensors[name].bytes for name in kinds) // 2
-    note = (
-        f"for a budget below these, optimize keeps up to {len(kinds)} weights in half precision, "
-    )
-    note += f"which holds them as they are: {format_bytes(spared)} less"
+    note = f"for a budget below these, optimize keeps up to {_number(kinds)} in half precision "
+    note += f"until read, which loses nothing: {format_bytes(spared)} less"
     return replace(lean, notes=(*lean.notes, note))
+
+
+def _number(kinds: Mapping[str, int]) -> str:
+    return f"{len(kinds)} weight{'s' * (len(kinds) > 1)}"
 
 
 class _Limit:

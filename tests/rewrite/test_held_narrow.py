@@ -57,7 +57,7 @@ def test_weights_take_half(tmp_path: Path, kind: int, beside: bool, rows: int) -
     settings = api.Settings(threads=1)
     result = api.optimize(file, budget="min", settings=settings, options=SHORT)
     assert result.prepared.weights < 0.51 * ALL
-    assert any("lie in half precision" in note for note in result.plan.provenance.notes)
+    assert any("in half precision until read" in note for note in result.plan.provenance.notes)
     result.save(out)
     assert api.verify(file, out).ok
     assert api.apply(file, result.plan, settings=settings).plan.sequence == result.plan.sequence
