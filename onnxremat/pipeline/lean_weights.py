@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,11 +55,16 @@ def lean_weights(made: Unsplit, settings: Settings) -> Lean:
     lean, limit = Lean(made.graph, made.made.folder), _Limit(made, settings)
     if settings.held_once or (settings.held_once is None and limit.asked):
         lean = _once(lean, limit, standard, settings.held_once)
-    if settings.narrow or (settings.narrow is None and limit.asked and limit.hopeless(lean.graph)):
-        lean = _narrow(lean, limit, standard, settings.narrow)
-    elif settings.narrow is None and settings.held_once and not limit.asked:
-        lean = _told(lean)
-    return lean
+    if settings.narrow == () or not (settings.narrow or limit.asked or settings.held_once):
+        return lean
+    kinds = narrow_weights(lean.graph, lean.folder)
+    if not kinds:
+        return lean
+    if settings.narrow is None and not limit.asked:
+        return _told(lean, kinds)
+    if settings.narrow is None and limit.hopeless(lean.graph):
+        return _narrow(lean, kinds, limit.needed(lean.graph, kinds), standard)
+    return _narrow(lean, kinds, settings.narrow or (), standard)
 
 
 def _once(lean: Lean, limit: _Limit, standard: bool, asked: bool | None) -> Lean:
@@ -72,11 +77,9 @@ def _once(lean: Lean, limit: _Limit, standard: bool, asked: bool | None) -> Lean
     return lean.then(once, lean.folder, note, held_once=True)
 
 
-def _narrow(lean: Lean, limit: _Limit, standard: bool, asked: tuple[str, ...] | None) -> Lean:
+def _narrow(lean: Lean, kinds: Mapping[str, int], asked: Sequence[str], standard: bool) -> Lean:
     """With some weights in half of their width."""
-    kinds = narrow_weights(lean.graph, lean.folder)
-    wanted = set(asked or limit.needed(lean.graph, kinds))
-    kinds = {name: kind for name, kind in kinds.items() if name in wanted}
+    kinds = {name: kind for name, kind in kinds.items() if name in {*asked}}
     if not kinds:
         return lean
     turned = turned_weights(lean.graph, kinds, standard=standard)
@@ -87,11 +90,8 @@ def _narrow(lean: Lean, limit: _Limit, standard: bool, asked: tuple[str, ...] | 
     return lean.then(made, folder, note, narrow=tuple(kinds))
 
 
-def _told(lean: Lean) -> Lean:
+def _told(lean: Lean, kinds: Mapping[str, int]) -> Lean:
     """With a note on what a small budget would do, where many are looked at on one graph."""
-    kinds = narrow_weights(lean.graph, lean.folder)
-    if not kinds:
-        return lean
     spared = sum(lean.graph.tensors[name].bytes for name in kinds) // 2
     note = f"for a budget below these, optimize keeps up to {_number(kinds)} in half precision "
     note += f"until read, which loses nothing: {format_bytes(spared)} less"

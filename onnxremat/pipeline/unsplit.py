@@ -129,7 +129,10 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     )  # fmt: skip
     lean = lean_weights(made_of, settings)
     made = replace(made_of.made, folder=lean.folder)
-    return replace(made_of, graph=lean.graph, made=made, lean=lean)
+    found = replace(made_of, graph=lean.graph, made=made, lean=lean)
+    if "peak" in vars(made_of):  # of the original, which is the same
+        vars(found)["peak"] = made_of.peak
+    return found
 
 
 def peak_of(original: Graph, run: Profile, home: Path | None) -> int:
