@@ -22,12 +22,16 @@ from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.equal_weights import weight_values
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.weights import WeightFolder, place, without_bytes
-from onnxremat.rewrite.turned import can_turn, import_products, read_turned, reads_turned
+from onnxremat.rewrite.turned import MICROSOFT, can_turn, import_products, read_turned, reads_turned
 from onnxremat.rewrite.unpacked import list_as_inputs
 
 LEAST = 256 << 10  # bytes of a weight that is worth a Cast
 FEW, BLOCK = 64, 1 << 20  # elements that are looked at first, and at once
 HALF, BRAIN = TensorProto.FLOAT16, TensorProto.BFLOAT16
+OTHERS = {
+    (MICROSOFT, "FusedMatMul"), (MICROSOFT, "FusedGemm"), (MICROSOFT, "FusedConv"),
+    ("com.microsoft.nchwc", "Conv"),
+}  # fmt: skip
 BRAIN_SINCE = 13  # opset of a Cast from bfloat16
 
 
@@ -37,7 +41,8 @@ def narrow_weights(graph: Graph, folder: Path | None) -> dict[str, int]:
     Args:
         folder: where external weights are.
     """
-    inside = {name for op in graph.ops for name in op.captures}.union(graph.outputs)
+    inside = {n for op in graph.ops for n in op.captures}.union(graph.outputs)
+    inside.update(name for op in graph.ops if not _takes_values(op) for name in op.inputs)
     found: dict[str, int] = {}
     for tensor, data in weight_values(graph, folder, LEAST):
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in inside:
@@ -45,6 +50,11 @@ def narrow_weights(graph: Graph, folder: Path | None) -> dict[str, int]:
             if kind is not None:
                 found[tensor.name] = kind
     return dict(sorted(found.items(), key=lambda item: -graph.tensors[item[0]].bytes))
+
+
+def _takes_values(op: Op) -> bool:
+    """Its kernel takes for a weight what is none; some of onnxruntime's own do not."""
+    return op.standard or (op.domain, op.op_type) in OTHERS
 
 
 def _holding(bits: np.ndarray, brain: bool) -> int | None:
