@@ -30,11 +30,13 @@ class Lean:
     """What was done to the weights of a graph.
 
     Attributes:
-        folder: where its external weights are.
+        before: the graph as it was.
+        folder: where external weights of ``graph`` are.
         settings: that say what was done, of :class:`~onnxremat.pipeline.prepare.Settings`.
         notes: for people.
     """
 
+    before: Graph
     graph: Graph
     folder: Path | None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class Lean:
         """The same after another change, that a note tells of with the bytes it spares."""
         spared = format_bytes(held_by(self.graph) - held_by(graph))
         done = {**self.settings, **settings}
-        return Lean(graph, folder, done, (*self.notes, note.format(spared)))
+        return Lean(self.before, graph, folder, done, (*self.notes, note.format(spared)))
 
 
 def lean_weights(made: Unsplit, settings: Settings) -> Lean:
@@ -52,7 +54,7 @@ def lean_weights(made: Unsplit, settings: Settings) -> Lean:
     than it takes as it is; and with weights in half of their width, as many as it takes, where
     weights and results alone are more. For the least memory, all of both."""
     standard = made.made.target in ("none", PORTABLE)
-    lean, limit = Lean(made.graph, made.made.folder), _Limit(made, settings)
+    lean, limit = Lean(made.graph, made.graph, made.made.folder), _Limit(made, settings)
     if settings.held_once or (settings.held_once is None and limit.asked):
         lean = _once(lean, limit, standard, settings.held_once)
     if settings.narrow == () or not (settings.narrow or limit.asked or settings.held_once):

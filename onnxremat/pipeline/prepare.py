@@ -269,7 +269,7 @@ class Prepared:
         made = replace(self.unsplit.made, model=said, graph=nothing)
         unsplit = replace(
             self.unsplit, source=nothing, feeds=None, baseline=None, made=made, graph=nothing,
-            listed=nothing, measured=self.unsplit.peak, forward=None,
+            listed=nothing, measured=self.unsplit.peak, forward=None, lean=None,
         )  # fmt: skip
         return replace(self, unsplit=unsplit, outputs=None)
 

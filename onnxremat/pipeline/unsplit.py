@@ -86,7 +86,8 @@ class Unsplit(AsRead):
     @cached_property
     def loaded(self) -> Loaded:
         """What a session without any options runs of it."""
-        return as_loaded(self.listed, self.home, self.made, self.graph)
+        graph = self.lean.before if self.lean else self.graph
+        return as_loaded(self.listed, self.home, self.made, graph)
 
     @cached_property
     def original(self) -> onnx.ModelProto:
