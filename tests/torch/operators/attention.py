@@ -19,16 +19,19 @@ def _merged(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def _attention(n: Node) -> Tensor:
+def _attention(n: Node) -> list[Tensor]:
     query, key, value, flat = n[0], n[1], n[2], n[0].dim() == 3
     if flat:
         query = _heads(query, n.get("q_num_heads"))
         key, value = (_heads(t, n.get("kv_num_heads")) for t in (key, value))
+    if n.has(4):  # of the past; a causal mask counts it, which is not modelled here
+        assert not n.get("is_causal", 0)
+        key, value = torch.cat([n[4], key], -2), torch.cat([n[5], value], -2)
     mixed = F.scaled_dot_product_attention(
         query, key, value, n.maybe(3), is_causal=bool(n.get("is_causal", 0)), scale=n.get("scale"),
         enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
-    return _merged(mixed) if flat else mixed
+    return [_merged(mixed) if flat else mixed, key, value]
 
 
 def _split(n: Node, x: Tensor, heads: int) -> Tensor:
