@@ -14,7 +14,7 @@ ZOO ?= $(TORCH) torchvision==0.28.0 timm transformers onnxscript
 # Compiled modules are kept, whatever this shell says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs examples wheel test test-slow coverage test-examples test-nodes test-torch test-zoo test-zoo-sample test-steady check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-modules bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-workers regress fuzz fuzz-nodes faults clean
+.PHONY: demo docs examples wheel test test-slow coverage test-examples test-nodes test-torch test-zoo test-zoo-sample test-steady check format bench bench-cuda bench-devices bench-fission bench-infer bench-memory bench-modules bench-ops bench-pipeline bench-place bench-plan bench-structures bench-train bench-weights bench-workers regress fuzz fuzz-nodes faults clean
 
 demo: $(VENV)/ready
 	MODEL=$(MODEL) $(BIN)/python tools/demo.py
@@ -101,6 +101,10 @@ bench-devices: $(VENV)/dev
 
 bench-memory: $(VENV)/dev
 	$(BIN)/python tools/bench_memory.py $(ARGS)
+
+# Weights that onnxruntime holds twice or too wide: make bench-weights ARGS='--nets gpt2'
+bench-weights: $(VENV)/zoo
+	$(BIN)/python tools/bench_weights.py $(ARGS)
 
 # What onnxruntime keeps of nodes: make bench-structures ARGS='--fit FILE.onnx ...'
 bench-structures: $(VENV)/dev

@@ -17,7 +17,11 @@ OPTIONS = (
 )  # fmt: skip
 
 Loss = Annotated[
-    str, typer.Option(help="cross-entropy, bce, mse, l1, huber, dice (see docs/gradients.md).")
+    str,
+    typer.Option(
+        help="cross-entropy, bce, mse, l1, huber, dice; with settings: "
+        "cross-entropy:ignore_index=-100,axis=1 (see docs/gradients.md)."
+    ),
 ]
 Prediction = Annotated[
     str | None,
@@ -27,7 +31,11 @@ LossOutput = Annotated[
     str | None, typer.Option("--loss-output", help="Output of a model that computes its loss.")
 ]
 Optimizer = Annotated[
-    str, typer.Option(help="sgd, momentum, nesterov, adam, adamw, adagrad, lamb; none: gradients.")
+    str,
+    typer.Option(
+        help="sgd, momentum, nesterov, adam, adamw, adagrad, lamb; none: gradients. With settings: "
+        "adamw:weight_decay=0.1,beta2=0.95."
+    ),
 ]
 Trainable = Annotated[
     list[str] | None, typer.Option("--trainable", help="Pattern of parameters to train.")

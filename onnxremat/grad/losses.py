@@ -13,6 +13,7 @@ from onnx import TensorProto as T
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.marks import first_of
+from onnxremat.grad.named import by_name
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Tensor
 from onnxremat.limits import above, at_least, between
@@ -356,16 +357,15 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def find_loss(loss: str | Loss) -> Loss:
-    """A loss by name, with its default settings.
+    """A loss by name, with its default settings or those behind the name
+    (``cross-entropy:ignore_index=-100,axis=1``).
 
     Raises:
-        UsageError: unknown name.
+        UsageError: unknown name or setting, or a value that is none.
     """
     if isinstance(loss, Loss):
         return loss
-    if loss not in LOSSES:
-        raise UsageError(f"unknown loss '{loss}'", hint="losses are " + ", ".join(LOSSES))
-    return LOSSES[loss]()
+    return by_name(loss, {name: kind() for name, kind in LOSSES.items()}, "loss")
 
 
 def settings_of(loss: Loss) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from onnx import TensorProto as T
 
 from onnxremat.errors import UsageError
+from onnxremat.grad.named import by_name
 from onnxremat.grad.ordering import gate
 from onnxremat.grad.tape import Tape
 from onnxremat.limits import at_least, below
@@ -231,14 +232,12 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 
 def find_optimizer(optimizer: str | Optimizer) -> Optimizer:
-    """An optimizer by name, with its default settings.
+    """An optimizer by name, with its default settings or those behind the name
+    (``adamw:weight_decay=0.1,beta2=0.95``).
 
     Raises:
-        UsageError: unknown name.
+        UsageError: unknown name or setting, or a value that is none.
     """
     if isinstance(optimizer, Optimizer):
         return optimizer
-    if optimizer not in OPTIMIZERS:
-        names = ", ".join(OPTIMIZERS)
-        raise UsageError(f"unknown optimizer '{optimizer}'", hint=f"optimizers are {names}")
-    return OPTIMIZERS[optimizer]
+    return by_name(optimizer, OPTIMIZERS, "optimizer")

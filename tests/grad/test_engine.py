@@ -13,6 +13,8 @@ from onnx.reference import ReferenceEvaluator
 import models
 from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
 from onnxremat.grad import differentiate, training_of
+from onnxremat.grad.losses import CrossEntropy, Huber, find_loss
+from onnxremat.grad.optimizers import SGD, Adam, find_optimizer
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.session import Options, open_session, session_options
 from tests.toolbox import parse
@@ -288,12 +290,28 @@ def test_scan_is_kept_or_differentiated() -> None:
     ("options", "part"),
     [({"trainable": ["absent*"]}, "matches no parameter"), ({"freeze": ["*"]}, "nothing to train"),
      ({"prediction": "z"}, "no output 'z'"), ({"loss_output": "z"}, "no output 'z'"),
-     ({"optimizer": "sdg"}, "unknown optimizer"), ({"batch_norm": "on"}, "batch_norm"),
+     ({"optimizer": "sdg"}, "unknown optimizer"),
+     ({"optimizer": "adamw:decay=1"}, "optimizer 'adamw' has no setting 'decay'"),
+     ({"optimizer": "adamw:beta1"}, "beta1 of optimizer 'adamw' is ''"),
+     ({"optimizer": "sgd:momentum=1,momentum=2"}, "only one of them"),
+     ({"optimizer": "sgd:nesterov=maybe"}, "true or false"),
+     ({"optimizer": "sgd:momentum=-1"}, "momentum"), ({"batch_norm": "on"}, "batch_norm"),
      ({"variants": {"MatMul": "fast"}}, "no rule variant")],
 )  # fmt: skip
 def test_wrong_options_are_named(options: dict, part: str) -> None:
     with pytest.raises(UsageError, match=part):
         differentiate(model([node("MatMul", "x w", "y")], [2, 3], w=W), loss="mse", **options)
+
+
+def test_settings_behind_a_name() -> None:
+    """As they are given to the classes."""
+    assert find_loss("huber:delta=0.5") == Huber(0.5)
+    ours = find_loss("cross-entropy:ignore_index=-100,axis=1,class_weights=1/2/0.5")
+    assert ours == CrossEntropy(-100, class_weights=(1, 2, 0.5), axis=1)
+    assert find_optimizer("momentum:nesterov=true, weight_decay=1e-3") == SGD(0.9, True, 1e-3)
+    assert find_optimizer("adamw:beta2=0.95") == Adam(0.9, 0.95, 1e-8, 0.01, True)
+    with pytest.raises(UsageError, match="it is mse alone"):
+        find_loss("mse:delta=1")
 
 
 def test_external_weights_stay_outside(tmp_path: Path) -> None:

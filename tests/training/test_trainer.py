@@ -477,7 +477,7 @@ def test_missing_and_misshapen_inputs_are_named() -> None:
     batch["labels"] = np.where(np.arange(BATCH) < 2, -100, batch["labels"])
     with pytest.raises(UsageError, match=r"-100 .* no class") as caught:
         run.step(batch)
-    assert "CrossEntropy(ignore_index=-100)" in caught.value.hint
+    assert "cross-entropy:ignore_index=-100" in caught.value.hint
 
 
 @pytest.mark.parametrize("more", ["label", "w1", "learning_rate", "m.w1"])
@@ -593,10 +593,10 @@ def test_labels_of_another_class_axis_are_told_of_it() -> None:
     run = Trainer(differentiate(model, optimizer="sgd", trainable=["w"]), model)
     with pytest.raises(UsageError, match=r"\[2, 4\], the model wants \[2, 5\]") as caught:
         run.step(batch)
-    assert "CrossEntropy(axis=1)" in caught.value.hint
+    assert "cross-entropy:axis=1" in caught.value.hint
     with pytest.raises(UsageError, match="row of array 'labels'") as caught:
         run.fit(Arrays(batch, 2), 1)
-    assert "CrossEntropy(axis=1)" in caught.value.hint
+    assert "cross-entropy:axis=1" in caught.value.hint
     loss = CrossEntropy(axis=1)
     run = Trainer(differentiate(model, loss=loss, optimizer="sgd", trainable=["w"]), model)
     assert run.step(batch) == pytest.approx(np.log(5))
