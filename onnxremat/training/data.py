@@ -289,7 +289,7 @@ def _of_class_axis(
         return ""
     return (
         f"classes are the last axis of the prediction here ({about.classes} of them): make the "
-        "step with the loss cross-entropy:axis=1 for the second one, as in PyTorch"
+        "step with --loss cross-entropy:axis=1 for the second one, as in PyTorch"
     )
 
 
@@ -326,7 +326,9 @@ def check_labels(about: Training, batch: Batch, where: str = "") -> None:
         wrong &= labels != ignored
     if wrong.any():
         label, other = labels[wrong].flat[0], (labels[wrong] != labels[wrong].flat[0]).any()
-        hint = f"one that does not count: make the step with cross-entropy:ignore_index={label}"
+        hint = (
+            f"one that does not count: make the step with --loss cross-entropy:ignore_index={label}"
+        )
         raise UsageError(
             f"label {label} in '{about.target}' is no class",
             where=where,
