@@ -86,5 +86,5 @@ def _turned(graph: Graph, copies: Mapping[str, str], standard: bool) -> Graph:
         read_turned(op, kept, graph) if kept.keys() & set(op.reads) else op for op in graph.ops
     )
     made = _dropped(graph, ops, kept)
-    import_products(made.model)
+    import_products(made.model, ops)
     return made
