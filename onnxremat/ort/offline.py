@@ -163,11 +163,24 @@ def _optimise(
     """:func:`optimise`, and :attr:`Optimised.folded`."""
     model = _constants_as_weights(model)
     if target == "none":
-        return model, frozenset()
+        return _without_defaults(model), frozenset()
     if saved is None:
         with _saved(model, TARGETS[target], folder) as path:
             saved = read_saved(path, folder)
     return _restored(model, saved)
+
+
+def _without_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in which inputs that have a value are constants, as every other target has them."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in weights]
+    if len(kept) == len(model.graph.input):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.input[:]
+    made.graph.input.extend(kept)
+    return made
 
 
 def read_saved(path: Path, folder: Path | None) -> onnx.ModelProto:

@@ -94,6 +94,22 @@ def test_a_gemm_of_old_versions_needs_what_it_adds(opset: int) -> None:
     assert np.allclose(want, have, atol=1e-4)
 
 
+@pytest.mark.parametrize("target", ["none", HOST])
+def test_equal_weights_that_could_be_given(tmp_path: Path, target: str) -> None:
+    """In a planned file inputs with a value are constants: of two that are equal one may go."""
+    model = parse("""g (float[8,512] x, float[512,512] a, float[512,512] b) => (float[8,512] y) {
+        h = MatMul(x, a) i = Tanh(h) y = MatMul(i, b) }""")
+    weight = np.random.default_rng(0).standard_normal((512, 512), np.float32) / 16
+    model.graph.initializer.extend(numpy_helper.from_array(weight, name) for name in "ab")
+    onnx.save(model, tmp_path / "in.onnx")
+    settings = api.Settings(threads=1, target=target)
+    made = api.optimize(model, budget="min", settings=settings, options=SHORT)
+    made.save(tmp_path / "out.onnx")
+    written = onnx.load(tmp_path / "out.onnx")
+    assert "b" not in {value.name for value in written.graph.input}
+    assert api.verify(tmp_path / "in.onnx", tmp_path / "out.onnx").ok
+
+
 def test_files_are_not_held_open(tmp_path: Path) -> None:
     """Of as many weights as a process may have open, and more."""
     resource = pytest.importorskip("resource")
