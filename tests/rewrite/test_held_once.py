@@ -15,7 +15,7 @@ from onnxremat import api
 from onnxremat.graph.equal_weights import equal_weights, transposed_weights
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.infer import build_graph
-from onnxremat.ort.offline import HOST, PORTABLE, optimised_for
+from onnxremat.ort.offline import HOST, PORTABLE, optimised_for, resident_weights
 from onnxremat.ort.weights import held_by
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.held_once import held_once
@@ -92,6 +92,16 @@ def test_a_gemm_of_old_versions_needs_what_it_adds(opset: int) -> None:
         for graph in (made.graph, found)
     )
     assert np.allclose(want, have, atol=1e-4)
+
+
+def test_a_heavy_model_with_default_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the structure alone is optimised, with weights as inputs that have to be given."""
+    made = optimised_for(tied(PRODUCTS["turned already"]), HOST, None)
+    found = held_once(made.graph, made.folder, standard=False)
+    assert found is not None
+    monkeypatch.setattr("onnxremat.ort.offline.HEAVY", 0)
+    assert resident_weights(to_model(made.graph), "all", made.folder) >= 2 * COPY
+    assert resident_weights(to_model(found), "all", made.folder) < 1.1 * COPY
 
 
 @pytest.mark.parametrize("target", ["none", HOST])
