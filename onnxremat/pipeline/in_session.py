@@ -103,8 +103,10 @@ class InOneSession:
         unpacked = beyond(self.graph, limit - self.timeline.weight_bytes)
         if unpacked == self.rewritten.unpacked:
             return self
-        said = f"{len(unpacked)} weights are not packed: several kernels read each, and a second "
-        said += "packed copy does not fit while the session is opened; they take longer to read"
+        which = "1 weight is" if len(unpacked) == 1 else f"{len(unpacked)} weights are"
+        said = f"{which} not packed: several kernels read each, and a second packed copy does not "
+        said += "fit while the session is opened, for which they are listed as inputs (onnxruntime "
+        said += "warns of that); products with them take longer"
         made = replace(self, rewritten=replace(self.rewritten, unpacked=unpacked), ran=None)
         return made.told(notes=(*self.plan.provenance.notes, said))
 

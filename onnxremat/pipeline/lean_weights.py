@@ -42,6 +42,18 @@ class Lean:
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def warned(self) -> tuple[str, ...]:
+        """What onnxruntime says of it to those who open the file, for people."""
+        count = len(self.graph.optional)
+        if not count:
+            return ()
+        which = "a weight is" if count == 1 else f"{count} weights are"
+        return (
+            f"onnxruntime warns that {which} among the inputs as it opens the file: that keeps it "
+            "from making copies; get_inputs() does not show them, and they need not be given",
+        )
+
     def then(self, graph: Graph, folder: Path | None, note: str, **settings: Any) -> Lean:
         """The same after another change, that a note tells of with the bytes it spares."""
         spared = format_bytes(held_by(self.graph) - held_by(graph))
@@ -118,9 +130,8 @@ class _Limit:
     def _size(self) -> int | None:
         """Bytes, None for the least memory."""
         assert self._settings.budget is not None
-        return self._settings.budget.resolve(
-            device_bytes=memory_bytes(), peak_bytes=self._made.peak
-        )
+        peak = self._made.peak if self._made.came is None else self._made.came
+        return self._settings.budget.resolve(device_bytes=memory_bytes(), peak_bytes=peak)
 
     def keeps(self, graph: Graph) -> bool:
         """The graph as it is does."""

@@ -62,6 +62,7 @@ def test_weights_take_half(
     result = api.optimize(file, budget="min", settings=settings, options=SHORT)
     assert result.prepared.weights < 0.51 * ALL
     assert any("in half precision until read" in note for note in result.plan.provenance.notes)
+    assert any("warns that 4 weights are among" in note for note in result.plan.provenance.notes)
     result.save(out)
     assert api.verify(file, out).ok
     assert api.apply(file, result.plan, settings=settings).plan.sequence == result.plan.sequence
