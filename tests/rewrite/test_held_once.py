@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from onnxremat import api
 from onnxremat.graph.equal_weights import equal_weights, transposed_weights
 from onnxremat.graph.onnx_io import to_model
+from onnxremat.graph.subgraph import subgraph
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import HOST, PORTABLE, optimised_for, resident_weights
 from onnxremat.ort.weights import held_by
@@ -86,6 +87,9 @@ def test_a_gemm_of_old_versions_needs_what_it_adds(opset: int) -> None:
     found = held_once(made.graph, made.folder, standard=False)
     assert found is not None
     assert held_by(made.graph) - held_by(found) >= COPY
+    alone = subgraph(found, found.ops, found.outputs)  # as a partition of it
+    assert alone.inputs == found.inputs
+    assert held_by(alone) == held_by(found)
     feeds = {"x": np.arange(4)[None]}
     want, have = (
         ort.InferenceSession(to_model(graph).SerializeToString()).run(None, feeds)[0]
