@@ -112,6 +112,22 @@ def _told(lean: Lean, kinds: Mapping[str, int]) -> Lean:
     return replace(lean, notes=(*lean.notes, note))
 
 
+def still_wide(lean: Lean | None, settings: Settings) -> str:
+    """What to try where a budget is refused that keeps weights and results, so that weights are as
+    wide as they were; "" where they are not, or no narrower type holds them.
+
+    Args:
+        settings: with what was done to the weights.
+    """
+    if lean is None or settings.narrow is not None:
+        return ""
+    kinds = narrow_weights(lean.graph, lean.folder)
+    if not kinds:
+        return ""
+    spared = format_bytes(sum(lean.graph.tensors[name].bytes for name in kinds) // 2)
+    return f"--budget min, where up to {_number(kinds)} lie in half precision until read ({spared})"
+
+
 def _number(kinds: Mapping[str, int]) -> str:
     return f"{len(kinds)} weight{'s' * (len(kinds) > 1)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import api
+from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.ort.infer import build_graph
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite import held_narrow
@@ -76,6 +78,18 @@ def test_as_many_as_it_takes() -> None:
         result = api.optimize(model, budget=share, settings=settings, options=SHORT)
         counts.append(sum(op.op_type == "Cast" for op in result.prepared.graph.ops))
     assert 0 < counts[0] < counts[1] < 8
+
+
+def test_a_refusal_tells_of_them() -> None:
+    """Weights and results fit, one product does not: parts may do, and so may narrow weights."""
+    model = chain(TensorProto.FLOAT16, rows=1024)
+    settings = api.Settings(threads=1, fission=(), split_batch=(), measure=False)
+    wide = replace(settings, narrow=())
+    least = api.optimize(model, budget="min", settings=wide, options=SHORT).candidate.process
+    with pytest.raises(InfeasibleError, match="at least"):
+        api.optimize(model, budget=least - 2**17, settings=wide, options=SHORT)
+    with pytest.raises(NoPlanError, match="4 weights lie in half precision"):
+        api.optimize(model, budget=least - 2**17, settings=settings, options=SHORT)
 
 
 def test_float32_weights_stay() -> None:
