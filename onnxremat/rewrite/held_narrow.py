@@ -9,7 +9,7 @@ Kernels do not pack what is no constant, and the Cast runs every time, which tak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -116,7 +116,8 @@ def narrowed(graph: Graph, kinds: Mapping[str, int], turned: Collection[str] = (
         kinds: weights, and the type that each lies in.
         turned: those of them that lie as their transpose.
     """
-    names = {name: _free(f"{name}_narrow", graph) for name in kinds}
+    taken = {*graph.tensors, *graph.names_inside, *(op.name for op in graph.ops)}
+    names = {name: _free(f"{name}_narrow", taken) for name in kinds}
     tensors = dict(graph.tensors)
     for name, lies in names.items():
         wide = graph.tensors[name]
@@ -139,20 +140,19 @@ def narrowed(graph: Graph, kinds: Mapping[str, int], turned: Collection[str] = (
         for name in op.inputs:
             if name in names and name not in made:
                 made.add(name)
-                ops.append(_cast(names[name], name, graph))
-        ops.append(read_turned(op, {}, graph) if {*turned} & {*op.reads} else op)
+                ops.append(_cast(names[name], name, taken))
+        ops.append(read_turned(op, {}, graph) if any(n in turned for n in op.reads) else op)
     import_products(model, ops)
     return replace(graph, ops=tuple(ops), tensors=tensors, model=model)
 
 
-def _cast(lies: str, wide: str, graph: Graph) -> Op:
-    node = helper.make_node("Cast", [lies], [wide], name=_free(f"{wide}_wide", graph))
+def _cast(lies: str, wide: str, taken: Container[str]) -> Op:
+    node = helper.make_node("Cast", [lies], [wide], name=_free(f"{wide}_wide", taken))
     node.attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
     return Op(node.name, "Cast", "", (lies,), (wide,), (), node)
 
 
-def _free(name: str, graph: Graph) -> str:
-    taken = {*graph.tensors, *graph.names_inside, *(op.name for op in graph.ops)}
+def _free(name: str, taken: Container[str]) -> str:
     while name in taken:
         name += "_"
     return name
