@@ -20,6 +20,7 @@ from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, exce
 from onnxremat.pipeline.asked import Asked
 from onnxremat.pipeline.bench import Contender, InSession
 from onnxremat.pipeline.closed_loop import Aim
+from onnxremat.pipeline.lean_weights import said_of_inputs
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -417,7 +418,7 @@ class OneSession:
             plan_seconds=first.plan_seconds + (found.plan_seconds if found is not first else 0),
             graph_hash=graph_hash(prepared.graph),
             cost_source=prepared.costs.source,
-            notes=(*prepared.notes, *found.notes),
+            notes=(*prepared.notes, *said_of_inputs(prepared.graph), *found.notes),
             settings=prepared.settings.to_json(),
         )
         names = reduced.lift(found.sequence)

@@ -42,23 +42,23 @@ class Lean:
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    @property
-    def warned(self) -> tuple[str, ...]:
-        """What onnxruntime says of it to those who open the file, for people."""
-        count = len(self.graph.optional)
-        if not count:
-            return ()
-        which = "a weight is" if count == 1 else f"{count} weights are"
-        return (
-            f"onnxruntime warns that {which} among the inputs as it opens the file: that keeps it "
-            "from making copies; get_inputs() does not show them, and they need not be given",
-        )
-
     def then(self, graph: Graph, folder: Path | None, note: str, **settings: Any) -> Lean:
         """The same after another change, that a note tells of with the bytes it spares."""
         spared = format_bytes(held_by(self.graph) - held_by(graph))
         done = {**self.settings, **settings}
         return Lean(self.before, graph, folder, done, (*self.notes, note.format(spared)))
+
+
+def said_of_inputs(graph: Graph) -> tuple[str, ...]:
+    """What onnxruntime says of a planned graph to those who open its file, for people."""
+    count = len(graph.optional)
+    if not count:
+        return ()
+    which = "a weight is" if count == 1 else f"{count} weights are"
+    return (
+        f"onnxruntime warns that {which} among the inputs as it opens the file: that keeps it from "
+        "making copies; get_inputs() does not show them, and they need not be given",
+    )
 
 
 def lean_weights(made: Unsplit, settings: Settings) -> Lean:

@@ -480,8 +480,7 @@ def for_planning(
     store_all = simulate(graph, scratch=costs.scratch, weight_bytes=weights).peak
     largest = at_largest(graph) if seen_sizes(graph) else None
     most = simulate(largest, weight_bytes=weights).peak if largest is not None else None
-    notes = (*lean.notes, *lean.warned) if lean else ()
-    notes += target_notes(asked, made, store_all, unsplit.peak)
+    notes = (*(lean.notes if lean else ()), *target_notes(asked, made, store_all, unsplit.peak))
     notes += size_notes(graph, feeds is not None, most)
     notes += (*weights_notes(policy, graph, listed, costs, weights), *costs.notes)
     return Prepared(
