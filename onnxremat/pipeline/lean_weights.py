@@ -119,7 +119,7 @@ def still_wide(lean: Lean | None, settings: Settings) -> str:
     Args:
         settings: with what was done to the weights.
     """
-    if lean is None or settings.narrow is not None:
+    if lean is None or settings.budget is None or settings.narrow is not None:
         return ""
     kinds = narrow_weights(lean.graph, lean.folder)
     if not kinds:

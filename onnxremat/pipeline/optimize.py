@@ -18,7 +18,6 @@ from onnxremat.ort.weights import held_by
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
 from onnxremat.pipeline.for_a_trainer import for_a_trainer
-from onnxremat.pipeline.lean_weights import still_wide
 from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
 from onnxremat.pipeline.model_files import (
     SOLUTION,
@@ -266,8 +265,6 @@ def _in_one_session(
         other = other.in_unit(limit, peak, beside)
         other = other.also(for_a_trainer(prepared, other, limit, request.options, log))
         other = other.also(_for_no_processor(prepared))
-        if wide := still_wide(prepared.unsplit.lean, prepared.settings):
-            other = replace(other, proven=False, lower=0).also(wide)
         if other is not known:
             raise other.error() from None
         raise

@@ -88,8 +88,9 @@ def test_a_refusal_tells_of_them() -> None:
     least = api.optimize(model, budget="min", settings=wide, options=SHORT).candidate.process
     with pytest.raises(InfeasibleError, match="at least"):
         api.optimize(model, budget=least - 2**17, settings=wide, options=SHORT)
-    with pytest.raises(NoPlanError, match="4 weights lie in half precision"):
-        api.optimize(model, budget=least - 2**17, settings=settings, options=SHORT)
+    for command in (api.optimize, api.plan):
+        with pytest.raises(NoPlanError, match="4 weights lie in half precision"):
+            command(model, budget=least - 2**17, settings=settings, options=SHORT)
 
 
 def test_float32_weights_stay() -> None:
