@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxremat import api
 from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.prepare import prepare
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite import held_narrow
 from onnxremat.rewrite.held_narrow import narrow_weights
@@ -67,6 +68,8 @@ def test_weights_take_half(
     assert any("warns that 4 weights are among" in note for note in result.plan.provenance.notes)
     result.save(out)
     assert api.verify(file, out).ok
+    again = prepare(onnx.load(out), api.Settings(measure=False))
+    assert not any("inputs that have a value" in note for note in again.notes)
     assert api.apply(file, result.plan, settings=settings).plan.sequence == result.plan.sequence
 
 
