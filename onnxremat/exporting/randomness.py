@@ -59,11 +59,12 @@ def _drawn(module: Any, given: Arguments) -> dict[str, None]:
 
 
 def _draws(op: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Fused attention is marked as random whatever its dropout."""
+    """Fused attention is marked as random whatever its dropout, RReLU in eval mode, too."""
     for position, argument in enumerate(op._schema.arguments):
-        if argument.name == "dropout_p":
+        if argument.name in ("dropout_p", "training", "train"):
             given = args[position] if position < len(args) else argument.default_value
-            return bool(named.get("dropout_p", given))
+            if named.get(argument.name, given) in (0, False):
+                return False
     return True
 
 
@@ -74,11 +75,14 @@ def _followed(module: Any, inside: list[str]) -> Iterator[None]:
     def enter(name: str) -> Callable[..., None]:
         return lambda *_: inside.append(name)
 
+    def leave(*_: Any) -> None:  # what a hook returns takes the place of the result
+        inside.pop()
+
     hooks = []
     try:
         for name, part in module.named_modules():
             hooks.append(part.register_forward_pre_hook(enter(name)))
-            hooks.append(part.register_forward_hook(lambda *_: inside.pop() and None))
+            hooks.append(part.register_forward_hook(leave))
         yield
     finally:
         for hook in hooks:

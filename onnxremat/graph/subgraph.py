@@ -33,6 +33,8 @@ def subgraph(graph: Graph, ops: Sequence[Op], outputs: Collection[str]) -> Graph
         tensors[name] = replace(old, role=role)
     model = _frame(graph.model, weights)
     model.graph.input.extend(_value(graph, name) for name in inputs)
+    given = weights & graph.optional  # no constants here either
+    model.graph.input.extend(value for value in graph.model.graph.input if value.name in given)
     model.graph.output.extend(_value(graph, name) for name in returned)
     return Graph(tuple(ops), tensors, inputs, returned, model)
 

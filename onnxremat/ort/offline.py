@@ -6,7 +6,7 @@ does not promise that it opens a file that it saved: :func:`optimised_for` makes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,11 +163,24 @@ def _optimise(
     """:func:`optimise`, and :attr:`Optimised.folded`."""
     model = _constants_as_weights(model)
     if target == "none":
-        return model, frozenset()
+        return _without_defaults(model), frozenset()
     if saved is None:
         with _saved(model, TARGETS[target], folder) as path:
             saved = read_saved(path, folder)
     return _restored(model, saved)
+
+
+def _without_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in which inputs that have a value are constants, as every other target has them."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in weights]
+    if len(kept) == len(model.graph.input):
+        return model
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    del made.graph.input[:]
+    made.graph.input.extend(kept)
+    return made
 
 
 def read_saved(path: Path, folder: Path | None) -> onnx.ModelProto:
@@ -210,15 +223,29 @@ def resident_weights(model: onnx.ModelProto, level: str, folder: Path | None) ->
     with _saved(model, level, folder) as path:
         fused = read_structure(path)
     kept = () if is_light(model) else [t for t in model.graph.initializer if is_big(t)]
-    return weights_held(fused, kept)
+    return weights_held(fused, kept, _given(model))
 
 
-def weights_held(model: onnx.ModelProto, further: Iterable[onnx.TensorProto] = ()) -> int:
-    """Bytes of the weights that a session holds for a model that it leaves as it is, and for those
-    of its inputs that are ``further`` weights."""
+def _given(model: onnx.ModelProto) -> set[str]:
+    """Weights that may be given as inputs."""
+    listed = {value.name for value in model.graph.input}
+    return listed.intersection(tensor.name for tensor in model.graph.initializer)
+
+
+def weights_held(
+    model: onnx.ModelProto,
+    further: Iterable[onnx.TensorProto] = (),
+    given: Collection[str] = (),
+) -> int:
+    """Bytes of the weights that a session holds for a model that it leaves as it is.
+
+    Args:
+        further: weights that are inputs of ``model``, as which they were left out of it.
+        given: those of them that may be given as inputs where they are not left out.
+    """
     tensors = (*model.graph.initializer, *further)
     weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
-    given = {value.name for value in model.graph.input} & {t.name for t in model.graph.initializer}
+    given = _given(model).union(given)
     return held_bytes(to_ops(model), weights, given, [value.name for value in model.graph.output])
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import onnx
 
+from onnxremat.errors import UsageError
 from onnxremat.grad import is_step, training_of
 from onnxremat.grad.marks import first_of
+from onnxremat.rewrite.emit import metadata
+from onnxremat.session.load import options_of
 
 
 def without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -27,12 +30,21 @@ def without_first_values(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple
 
 def said_of_defaults(model: onnx.ModelProto) -> tuple[str, ...]:
     """A note where a model has inputs that need not be given: they become constants. Until ONNX's
-    IR 4 every weight had to be among the inputs, which says nothing."""
+    IR 4 every weight had to be among the inputs, which says nothing; nor do those that a plan has
+    listed (:mod:`onnxremat.rewrite.unpacked`)."""
     stored = {tensor.name for tensor in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name in stored]
-    if not names or model.ir_version < 4 or is_step(model):
+    if not names or model.ir_version < 4 or is_step(model) or _is_rewritten(model):
         return ()
     return (
         f"inputs that have a value in the file are constants in a planned one: {first_of(names, 3)}"
         "; take the value out of the file for what is to be given",
     )
+
+
+def _is_rewritten(model: onnx.ModelProto) -> bool:
+    """It carries a plan, and is not written as it was."""
+    try:
+        return "plan" in metadata(model) and not options_of(model).fuses
+    except UsageError:  # damaged
+        return False

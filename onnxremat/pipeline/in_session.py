@@ -20,6 +20,7 @@ from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, exce
 from onnxremat.pipeline.asked import Asked
 from onnxremat.pipeline.bench import Contender, InSession
 from onnxremat.pipeline.closed_loop import Aim
+from onnxremat.pipeline.lean_weights import said_of_inputs
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
@@ -103,8 +104,10 @@ class InOneSession:
         unpacked = beyond(self.graph, limit - self.timeline.weight_bytes)
         if unpacked == self.rewritten.unpacked:
             return self
-        said = f"{len(unpacked)} weights are not packed: several kernels read each, and a second "
-        said += "packed copy does not fit while the session is opened; they take longer to read"
+        which = "1 weight is" if len(unpacked) == 1 else f"{len(unpacked)} weights are"
+        said = f"{which} not packed: several kernels read each, and a second packed copy does not "
+        said += "fit while the session is opened, for which they are listed as inputs (onnxruntime "
+        said += "warns of that); products with them take longer"
         made = replace(self, rewritten=replace(self.rewritten, unpacked=unpacked), ran=None)
         return made.told(notes=(*self.plan.provenance.notes, said))
 
@@ -415,7 +418,7 @@ class OneSession:
             plan_seconds=first.plan_seconds + (found.plan_seconds if found is not first else 0),
             graph_hash=graph_hash(prepared.graph),
             cost_source=prepared.costs.source,
-            notes=(*prepared.notes, *found.notes),
+            notes=(*prepared.notes, *said_of_inputs(prepared.graph), *found.notes),
             settings=prepared.settings.to_json(),
         )
         names = reduced.lift(found.sequence)

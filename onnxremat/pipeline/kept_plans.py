@@ -24,6 +24,7 @@ from onnxremat.errors import OnnxrematError
 from onnxremat.fission.training import StepParts
 from onnxremat.graph.atomic import atomic
 from onnxremat.limits import PLAN_RUNS
+from onnxremat.pipeline.lean_weights import said_of_inputs
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.schedule.expand import settled
@@ -101,7 +102,8 @@ def plan_of(prepared: Prepared, ops: Sequence[str], budget: int = 0) -> Plan:
         planner="smallest-budget", budget=budget, bound=store_all,
         seconds=sum(costs.get(name, 0.0) for name in ops), store_all_seconds=store_all,
         graph_hash=graph_hash(prepared.graph), cost_source=prepared.costs.source,
-        notes=prepared.notes, settings=prepared.settings.to_json(),
+        notes=(*prepared.notes, *said_of_inputs(prepared.graph)),
+        settings=prepared.settings.to_json(),
     )  # fmt: skip
     ops = settled(prepared.graph, updates_last(prepared.graph, list(ops), prepared.in_place))
     return Plan.of(prepared.graph, ops, provenance)

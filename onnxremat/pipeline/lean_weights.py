@@ -49,6 +49,18 @@ class Lean:
         return Lean(self.before, graph, folder, done, (*self.notes, note.format(spared)))
 
 
+def said_of_inputs(graph: Graph) -> tuple[str, ...]:
+    """What onnxruntime says of a planned graph to those who open its file, for people."""
+    count = len(graph.optional)
+    if not count:
+        return ()
+    which = "a weight is" if count == 1 else f"{count} weights are"
+    return (
+        f"onnxruntime warns that {which} among the inputs as it opens the file: that keeps it from "
+        "making copies; get_inputs() does not show them, and they need not be given",
+    )
+
+
 def lean_weights(made: Unsplit, settings: Settings) -> Lean:
     """The graph with second copies of weights left out, where the budget of ``settings`` is less
     than it takes as it is; and with weights in half of their width, as many as it takes, where
@@ -100,6 +112,22 @@ def _told(lean: Lean, kinds: Mapping[str, int]) -> Lean:
     return replace(lean, notes=(*lean.notes, note))
 
 
+def still_wide(lean: Lean | None, settings: Settings) -> str:
+    """What to try where a budget is refused that keeps weights and results, so that weights are as
+    wide as they were; "" where they are not, or no narrower type holds them.
+
+    Args:
+        settings: with what was done to the weights.
+    """
+    if lean is None or settings.budget is None or settings.narrow is not None:
+        return ""
+    kinds = narrow_weights(lean.graph, lean.folder)
+    if not kinds:
+        return ""
+    spared = format_bytes(sum(lean.graph.tensors[name].bytes for name in kinds) // 2)
+    return f"--budget min, where up to {_number(kinds)} lie in half precision until read ({spared})"
+
+
 def _number(kinds: Mapping[str, int]) -> str:
     return f"{len(kinds)} weight{'s' * (len(kinds) > 1)}"
 
@@ -118,9 +146,8 @@ class _Limit:
     def _size(self) -> int | None:
         """Bytes, None for the least memory."""
         assert self._settings.budget is not None
-        return self._settings.budget.resolve(
-            device_bytes=memory_bytes(), peak_bytes=self._made.peak
-        )
+        peak = self._made.peak if self._made.came is None else self._made.came
+        return self._settings.budget.resolve(device_bytes=memory_bytes(), peak_bytes=peak)
 
     def keeps(self, graph: Graph) -> bool:
         """The graph as it is does."""

@@ -379,10 +379,10 @@ def prepare(source: Source, settings: Settings, progress: Progress | None = None
 
 
 def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
-    model, folder, name = read_source(source)
-    files = files_read(source, model, folder)
-    require_block(model)
-    model = restored(model)
+    listed, folder, name = read_source(source)
+    files = files_read(source, listed, folder)
+    require_block(listed)
+    model = restored(listed)
     check_domains(model)
     bound = bind(inline_functions(model), settings.shapes, settings.dims)
     forward, unsaid = None, ""
@@ -391,7 +391,7 @@ def _prepared(source: Source, settings: Settings, log: Phases) -> Prepared:
         forward, bound = bound, step_of(bound, folder, settings)
         unsaid = training_of(bound).unsaid
     bound, dropped = without_first_values(bound)
-    dropped = (*([unsaid] if unsaid else []), *said_of_defaults(model), *dropped)
+    dropped = (*([unsaid] if unsaid else []), *said_of_defaults(listed), *dropped)
     bound, folder = brought_out(bound, folder) if forward is None else (bound, folder)
     original = without_dead_ops(build_graph(bound, folder, opened=not settings.measure))
     if all(op.op_type == "Constant" for op in original.ops):

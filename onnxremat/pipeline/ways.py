@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
+from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.fission.choosers import Choosers
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.fission_ways import RegionsInParts, choosers_for
+from onnxremat.pipeline.lean_weights import still_wide
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.plan_again import plan_again
@@ -39,7 +40,14 @@ def plan_within_budget(
     Raises:
         As :func:`plan_best`.
     """
-    return Ways(prepared, budget, options, log or Phases(), choosers).best()
+    try:
+        return Ways(prepared, budget, options, log or Phases(), choosers).best()
+    except (InfeasibleError, NoPlanError) as error:
+        wide = still_wide(prepared.unsplit.lean, prepared.settings)
+        if not wide:
+            raise
+        known = Refusal.of(error)
+        raise replace(known, proven=False, lower=0).also(wide).error() from error
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Kernels do not pack what is no constant, and the Cast runs every time, which tak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -27,6 +27,7 @@ from onnxremat.rewrite.unpacked import list_as_inputs
 
 LEAST = 256 << 10  # bytes of a weight that is worth a Cast
 FEW, BLOCK = 64, 1 << 20  # elements that are looked at first, and at once
+ROWS = 1024  # of a transpose that are made at once
 HALF, BRAIN = TensorProto.FLOAT16, TensorProto.BFLOAT16
 OTHERS = {
     (MICROSOFT, "FusedMatMul"), (MICROSOFT, "FusedGemm"), (MICROSOFT, "FusedConv"),
@@ -115,7 +116,8 @@ def narrowed(graph: Graph, kinds: Mapping[str, int], turned: Collection[str] = (
         kinds: weights, and the type that each lies in.
         turned: those of them that lie as their transpose.
     """
-    names = {name: _free(f"{name}_narrow", graph) for name in kinds}
+    taken = {*graph.tensors, *graph.names_inside, *(op.name for op in graph.ops)}
+    names = {name: _free(f"{name}_narrow", taken) for name in kinds}
     tensors = dict(graph.tensors)
     for name, lies in names.items():
         wide = graph.tensors[name]
@@ -133,26 +135,24 @@ def narrowed(graph: Graph, kinds: Mapping[str, int], turned: Collection[str] = (
     for index in reversed([i for i, v in enumerate(model.graph.input) if v.name in names]):
         del model.graph.input[index]
     list_as_inputs(model, names.values())  # or onnxruntime would cast them as it loads the model
-    if turned:
-        import_products(model)
     ops, made = [], set[str]()
     for op in graph.ops:
         for name in op.inputs:
             if name in names and name not in made:
                 made.add(name)
-                ops.append(_cast(names[name], name, graph))
-        ops.append(read_turned(op, {}, graph) if {*turned} & {*op.reads} else op)
+                ops.append(_cast(names[name], name, taken))
+        ops.append(read_turned(op, {}, graph) if any(n in turned for n in op.reads) else op)
+    import_products(model, ops)
     return replace(graph, ops=tuple(ops), tensors=tensors, model=model)
 
 
-def _cast(lies: str, wide: str, graph: Graph) -> Op:
-    node = helper.make_node("Cast", [lies], [wide], name=_free(f"{wide}_wide", graph))
+def _cast(lies: str, wide: str, taken: Container[str]) -> Op:
+    node = helper.make_node("Cast", [lies], [wide], name=_free(f"{wide}_wide", taken))
     node.attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
     return Op(node.name, "Cast", "", (lies,), (wide,), (), node)
 
 
-def _free(name: str, graph: Graph) -> str:
-    taken = {*graph.tensors, *graph.names_inside, *(op.name for op in graph.ops)}
+def _free(name: str, taken: Container[str]) -> str:
     while name in taken:
         name += "_"
     return name
@@ -188,8 +188,11 @@ def _pieces(
     weight: onnx.TensorProto, pieces: Iterator[bytes], kind: int | None, turned: bool
 ) -> Iterator[bytes]:
     """The bytes of a weight, in the narrower type where it has one."""
-    if turned:
-        bits = np.frombuffer(b"".join(pieces), np.uint32).reshape(tuple(weight.dims))
-        pieces = iter([np.ascontiguousarray(bits.T).tobytes()])
-    for piece in pieces:
-        yield piece if kind is None else _narrow(np.frombuffer(piece, np.uint32), kind).tobytes()
+    if kind is not None:
+        pieces = (_narrow(np.frombuffer(piece, np.uint32), kind).tobytes() for piece in pieces)
+    if not turned:
+        return pieces
+    size = tensor_bytes(kind or weight.data_type, weight.dims) // prod(weight.dims)
+    lies = np.frombuffer(b"".join(pieces), f"u{size}").reshape(tuple(weight.dims))
+    blocks = (lies[:, at : at + ROWS].T for at in range(0, lies.shape[1], ROWS))
+    return (np.ascontiguousarray(block).tobytes() for block in blocks)

@@ -76,15 +76,17 @@ def _turned(graph: Graph, copies: Mapping[str, str], standard: bool) -> Graph:
         for name in copies.keys() & set(op.reads):
             readers[name].append(op)
     kept: dict[str, str] = {}
+    stay = {*graph.outputs}
     for name, weight in copies.items():  # each may be the transpose of the other
         products = all(can_turn(op, name, graph, standard) for op in readers[name])
-        if products and weight not in kept and name not in {*kept.values(), *graph.outputs}:
+        if products and weight not in kept and name not in stay:
             kept[name] = weight
+            stay.add(weight)
     if not kept:
         return graph
     ops = tuple(
         read_turned(op, kept, graph) if kept.keys() & set(op.reads) else op for op in graph.ops
     )
     made = _dropped(graph, ops, kept)
-    import_products(made.model)
+    import_products(made.model, ops)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import onnx
@@ -12,6 +12,7 @@ from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import packed_input
 
 MICROSOFT = "com.microsoft"
+ADDS_NOTHING = 11  # opset from which a Gemm needs no third input
 _TURNED = {  # a product to the one whose second side may be transposed
     ("", "Gemm"): ("", "Gemm"),
     (MICROSOFT, "FusedGemm"): (MICROSOFT, "FusedGemm"),
@@ -34,7 +35,8 @@ def _kind(op: Op, graph: Graph) -> tuple[str, str]:
     """Domain and operator of the product that reads the transpose."""
     domain = "" if op.standard else op.domain
     shape = graph.tensors[op.inputs[0]].shape
-    if (domain, op.op_type) == ("", "MatMul") and shape is not None and len(shape) == 2:
+    plain = (domain, op.op_type) == ("", "MatMul") and graph.opsets.get("", 1) >= ADDS_NOTHING
+    if plain and shape is not None and len(shape) == 2:
         return "", "Gemm"
     return _TURNED[domain, op.op_type]
 
@@ -58,7 +60,8 @@ def reads_turned(op: Op) -> bool:
     return any(a.name == "transB" and a.i for a in op.node.attribute)
 
 
-def import_products(model: onnx.ModelProto) -> None:
-    """Let a model use onnxruntime's products."""
-    if MICROSOFT not in {entry.domain for entry in model.opset_import}:
+def import_products(model: onnx.ModelProto, ops: Iterable[Op]) -> None:
+    """Let a model with these ops use onnxruntime's products, where one of them is."""
+    known = {entry.domain for entry in model.opset_import}
+    if MICROSOFT not in known and any(op.domain == MICROSOFT for op in ops):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))

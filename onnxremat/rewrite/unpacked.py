@@ -63,8 +63,8 @@ def list_as_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Let these weights be inputs that need not be given."""
     if names:
         model.ir_version = max(model.ir_version, OPTIONAL)
-    listed = {value.name for value in model.graph.input}
+    new = {*names}.difference(value.name for value in model.graph.input)
     for tensor in model.graph.initializer:
-        if tensor.name in names and tensor.name not in listed:
+        if tensor.name in new:
             shape, kind = list(tensor.dims), tensor.data_type
             model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, kind, shape))

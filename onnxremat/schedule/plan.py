@@ -250,11 +250,16 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     if not isinstance(shapes, Mapping) or not isinstance(dims, Mapping):
         raise TypeError(f"settings are {settings!r}")
     sizes = [parts, *shapes.values(), list(dims.values())]
-    if not isinstance(target, str) or not all(isinstance(row, list | tuple) for row in sizes):
+    rows = [*sizes, settings.get("fission", [])]
+    if not isinstance(target, str) or not all(isinstance(row, list | tuple) for row in rows):
         raise TypeError(f"settings are {settings!r}")
     for size in chain.from_iterable(sizes):
         if type(size) is not int or not 0 < size < MOST:
             raise TypeError(f"a size in settings is {size!r}")
+    for key in ("not_counted", "narrow"):
+        names = settings.get(key, [])
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise TypeError(f"{key} in settings is {names!r}")
 
 
 def graph_hash(graph: Graph) -> str:

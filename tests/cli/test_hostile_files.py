@@ -45,6 +45,8 @@ def plan_data() -> dict:
         ("settings", {"shapes": {"x": ["a"]}}), ("settings", {"shapes": {"x": [-1]}}),
         ("settings", {"dims": 5}), ("settings", {"dims": {"b": 1.5}}), ("settings", {"target": 3}),
         ("settings", {"split_batch": "44"}), ("settings", {"split_batch": [True]}),
+        ("settings", {"narrow": 5}), ("settings", {"narrow": [{}]}), ("settings", {"fission": 5}),
+        ("settings", {"not_counted": None}),
         ("notes", [1, 2]), ("notes", 7), ("seconds", float("nan")), ("seconds", -1.0),
         ("bound", float("inf")), ("budget", True), ("budget", 2**70), ("planner", None),
         ("nobody knows", 1),

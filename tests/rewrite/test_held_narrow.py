@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import api
+from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.ort.infer import build_graph
+from onnxremat.pipeline.prepare import prepare
 from onnxremat.planner.options import PlanOptions
+from onnxremat.rewrite import held_narrow
 from onnxremat.rewrite.held_narrow import narrow_weights
 from tests.toolbox import parse
 
@@ -49,7 +53,10 @@ def chain(kind: int, rows: int = ROWS, layers: int = LAYERS) -> onnx.ModelProto:
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
 @pytest.mark.parametrize("beside", [False, True], ids=["in the file", "beside it"])
 @pytest.mark.parametrize("rows", [1, ROWS])
-def test_weights_take_half(tmp_path: Path, kind: int, beside: bool, rows: int) -> None:
+def test_weights_take_half(
+    tmp_path: Path, kind: int, beside: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_narrow, "ROWS", 100)  # of a transpose at once
     file, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(
         chain(kind, rows), file, save_as_external_data=beside, location="w.data", size_threshold=0
@@ -58,8 +65,11 @@ def test_weights_take_half(tmp_path: Path, kind: int, beside: bool, rows: int) -
     result = api.optimize(file, budget="min", settings=settings, options=SHORT)
     assert result.prepared.weights < 0.51 * ALL
     assert any("in half precision until read" in note for note in result.plan.provenance.notes)
+    assert any("warns that 4 weights are among" in note for note in result.plan.provenance.notes)
     result.save(out)
     assert api.verify(file, out).ok
+    again = prepare(onnx.load(out), api.Settings(measure=False))
+    assert not any("inputs that have a value" in note for note in again.notes)
     assert api.apply(file, result.plan, settings=settings).plan.sequence == result.plan.sequence
 
 
@@ -71,6 +81,19 @@ def test_as_many_as_it_takes() -> None:
         result = api.optimize(model, budget=share, settings=settings, options=SHORT)
         counts.append(sum(op.op_type == "Cast" for op in result.prepared.graph.ops))
     assert 0 < counts[0] < counts[1] < 8
+
+
+def test_a_refusal_tells_of_them() -> None:
+    """Weights and results fit, one product does not: parts may do, and so may narrow weights."""
+    model = chain(TensorProto.FLOAT16, rows=1024)
+    settings = api.Settings(threads=1, fission=(), split_batch=(), measure=False)
+    wide = replace(settings, narrow=())
+    least = api.optimize(model, budget="min", settings=wide, options=SHORT).candidate.process
+    with pytest.raises(InfeasibleError, match="at least"):
+        api.optimize(model, budget=least - 2**17, settings=wide, options=SHORT)
+    for command in (api.optimize, api.plan):
+        with pytest.raises(NoPlanError, match="4 weights lie in half precision"):
+            command(model, budget=least - 2**17, settings=settings, options=SHORT)
 
 
 def test_float32_weights_stay() -> None:

@@ -15,6 +15,8 @@ from torch import nn
 import onnxremat
 from onnxremat import Training
 from onnxremat.errors import TrainingWarning, UnsupportedError, UsageError
+from onnxremat.exporting.pytorch import arguments
+from onnxremat.exporting.randomness import drawn_in_training
 from onnxremat.training.trainer import Trainer
 
 RATE = 0.1
@@ -129,6 +131,13 @@ def test_what_is_random_in_training_mode_alone_is_told(
     assert len(said) == (p > 0 and dropout)
     assert all("in seen, deep (" in text for text in said)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+def test_a_slope_that_is_drawn_in_training_mode() -> None:
+    """Its operator counts as a random one in eval mode, too."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.RReLU())
+    assert drawn_in_training(net, arguments(net, X), {}) == ["1"]
+    assert not drawn_in_training(net, arguments(net, X), {"1": net[1]})
 
 
 class Lazy(nn.Module):
