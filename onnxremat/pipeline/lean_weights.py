@@ -112,20 +112,25 @@ def _told(lean: Lean, kinds: Mapping[str, int]) -> Lean:
     return replace(lean, notes=(*lean.notes, note))
 
 
-def still_wide(lean: Lean | None, settings: Settings) -> str:
-    """What to try where a budget is refused that keeps weights and results, so that weights are as
-    wide as they were; "" where they are not, or no narrower type holds them.
+def narrower(made: Unsplit, settings: Settings) -> Unsplit | None:
+    """The same with as many weights in half of their width as let its graph keep the budget as it
+    is, all where even these do not; None where nobody asks for one, weights are narrow already, or
+    no narrower type holds them.
 
     Args:
         settings: with what was done to the weights.
     """
-    if lean is None or settings.budget is None or settings.narrow is not None:
-        return ""
+    lean, limit = made.lean, _Limit(made, settings)
+    if lean is None or not limit.asked or settings.narrow is not None:
+        return None
     kinds = narrow_weights(lean.graph, lean.folder)
-    if not kinds:
-        return ""
-    spared = format_bytes(sum(lean.graph.tensors[name].bytes for name in kinds) // 2)
-    return f"--budget min, where up to {_number(kinds)} lie in half precision until read ({spared})"
+    standard = made.made.target in ("none", PORTABLE)
+    found = _narrow(lean, kinds, limit.needed(lean.graph, kinds), standard)
+    if found is lean:
+        return None
+    return replace(
+        made, graph=found.graph, made=replace(made.made, folder=found.folder), lean=found
+    )
 
 
 def _number(kinds: Mapping[str, int]) -> str:

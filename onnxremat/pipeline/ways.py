@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError
+from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
 from onnxremat.fission.choosers import Choosers
 from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.fission_ways import RegionsInParts, choosers_for
-from onnxremat.pipeline.lean_weights import still_wide
+from onnxremat.pipeline.lean_weights import narrower
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.plan_again import plan_again
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepare import Prepared, for_planning
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.ways_in_parts import INTERRUPTED, WHOLE, InParts
@@ -40,14 +40,20 @@ def plan_within_budget(
     Raises:
         As :func:`plan_best`.
     """
+    log, options = log or Phases(), options.begun()
     try:
-        return Ways(prepared, budget, options, log or Phases(), choosers).best()
-    except (InfeasibleError, NoPlanError) as error:
-        wide = still_wide(prepared.unsplit.lean, prepared.settings)
-        if not wide:
+        return Ways(prepared, budget, options, log, choosers).best()
+    except NO_FIT:
+        narrow = None if options.stopped else narrower(prepared.unsplit, prepared.settings)
+        if narrow is None:
             raise
-        known = Refusal.of(error)
-        raise replace(known, proven=False, lower=0).also(wide).error() from error
+        log("planning with weights in half precision")
+        made = replace(
+            for_planning(narrow, prepared.settings, log), as_it_is=prepared.as_it_is,
+            optimising=prepared.optimising, passing=prepared.passing,
+        )  # fmt: skip
+        # They are as many as it takes to fit with nothing else given up, which takes no time.
+        return Ways(made, budget, options.lasting(max(options.least, options.left)), log).best()
 
 
 @dataclass(frozen=True)
