@@ -56,7 +56,7 @@ def _half() -> tuple[torch.nn.Module, int, int]:
     config = hf.Qwen2Config(
         **WIDE, num_hidden_layers=4, num_key_value_heads=2, tie_word_embeddings=False
     )
-    return hf.Qwen2ForCausalLM(config).half(), 8000, 64
+    return hf.Qwen2ForCausalLM(config).to(torch.float16), 8000, 64
 
 
 NETS = {"gpt2": _gpt2, "qwen2": _qwen2, "bert": _bert, "half": _half}
@@ -88,6 +88,7 @@ def row(name: str, seconds: float, folder: Path) -> str:
     result.save(out)
     found = api.verify(file, out, settings=settings)
     facts = result.facts()
+    assert found.process is not None
     original = facts["baseline_peak_bytes"] + facts["baseline_beside_bytes"]
     columns = [
         name,
