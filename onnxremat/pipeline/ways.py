@@ -40,7 +40,7 @@ def plan_within_budget(
     Raises:
         As :func:`plan_best`.
     """
-    log, options = log or Phases(), options.begun()
+    log = log or Phases()
     try:
         return Ways(prepared, budget, options, log, choosers).best()
     except NO_FIT:
@@ -52,8 +52,8 @@ def plan_within_budget(
             for_planning(narrow, prepared.settings, log), as_it_is=prepared.as_it_is,
             optimising=prepared.optimising, passing=prepared.passing,
         )  # fmt: skip
-        # They are as many as it takes to fit with nothing else given up, which takes no time.
-        return Ways(made, budget, options.lasting(max(options.least, options.left)), log).best()
+        # They are as many as it takes to fit with nothing else given up: little time is needed.
+        return Ways(made, budget, options.lasting(min(options.time_limit, REFUSING)), log).best()
 
 
 @dataclass(frozen=True)
