@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.modules["torchvision"] = None  # type: ignore[assignment]  # transformers does without
 
-import onnx
-import torch
-import transformers as hf
+import onnx  # noqa: E402
+import torch  # noqa: E402
+import transformers as hf  # noqa: E402
 
-from onnxremat import api
-from onnxremat.device.host import processor_name
-from onnxremat.planner.options import PlanOptions
-from tests.zoo.registry import Called
+from onnxremat import api  # noqa: E402
+from onnxremat.device.host import processor_name  # noqa: E402
+from onnxremat.planner.options import PlanOptions  # noqa: E402
+from tests.zoo.registry import Called  # noqa: E402
 
 MIB = 1 << 20
 SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
