@@ -65,7 +65,7 @@ def lean_weights(made: Unsplit, settings: Settings) -> Lean:
     """The graph with second copies of weights left out, where the budget of ``settings`` is less
     than it takes as it is; and with weights in half of their width, as many as it takes, where
     weights and results alone are more. For the least memory, all of both."""
-    standard = made.made.target in ("none", PORTABLE)
+    standard = _standard(made)
     lean, limit = Lean(made.graph, made.graph, made.made.folder), _Limit(made, settings)
     if settings.held_once or (settings.held_once is None and limit.asked):
         lean = _once(lean, limit, standard, settings.held_once)
@@ -79,6 +79,11 @@ def lean_weights(made: Unsplit, settings: Settings) -> Lean:
     if settings.narrow is None and limit.hopeless(lean.graph):
         return _narrow(lean, kinds, limit.needed(lean.graph, kinds), standard)
     return _narrow(lean, kinds, settings.narrow or (), standard)
+
+
+def _standard(made: Unsplit) -> bool:
+    """It has standard operators alone, and is to have no others."""
+    return made.made.target in ("none", PORTABLE)
 
 
 def _once(lean: Lean, limit: _Limit, standard: bool, asked: bool | None) -> Lean:
@@ -124,13 +129,8 @@ def narrower(made: Unsplit, settings: Settings) -> Unsplit | None:
     if lean is None or not limit.asked or settings.narrow is not None:
         return None
     kinds = narrow_weights(lean.graph, lean.folder)
-    standard = made.made.target in ("none", PORTABLE)
-    found = _narrow(lean, kinds, limit.needed(lean.graph, kinds), standard)
-    if found is lean:
-        return None
-    return replace(
-        made, graph=found.graph, made=replace(made.made, folder=found.folder), lean=found
-    )
+    found = _narrow(lean, kinds, limit.needed(lean.graph, kinds), _standard(made))
+    return None if found is lean else made.leaner(found)
 
 
 def _number(kinds: Mapping[str, int]) -> str:

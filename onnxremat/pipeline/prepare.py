@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx
 
@@ -48,7 +48,7 @@ from onnxremat.pipeline.priced import priced
 from onnxremat.pipeline.sizes import in_tensors, seen_sizes, size_notes, with_measured_shapes
 from onnxremat.pipeline.source import Source, files_read, read_source
 from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
-from onnxremat.pipeline.unsplit import AsRead, Unsplit, optimised, peak_of
+from onnxremat.pipeline.unsplit import AsRead, Unsplit, known_of, optimised, peak_of
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reduce import Reduced, reduce
@@ -337,16 +337,6 @@ class Prepared:
     def default(self) -> Options:
         """Options of a session opened without any, threads aside."""
         return replace(DEFAULT, threads=self.settings.threads)
-
-
-K = TypeVar("K", Prepared, Unsplit)
-
-
-def known_of(made: K, same: K) -> K:
-    """What was worked out of the one, known of the other, too, of which it is as true."""
-    for name, value in vars(made).items():
-        vars(same).setdefault(name, value)
-    return same
 
 
 def prepare(source: Source, settings: Settings, progress: Progress | None = None) -> Prepared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import onnx
 
@@ -89,6 +89,11 @@ class Unsplit(AsRead):
         graph = self.lean.before if self.lean else self.graph
         return as_loaded(self.listed, self.home, self.made, graph)
 
+    def leaner(self, lean: Lean) -> Unsplit:
+        """The same with other weights; what is known of the original is."""
+        made = replace(self.made, folder=lean.folder)
+        return known_of(self, replace(self, graph=lean.graph, made=made, lean=lean))
+
     @cached_property
     def original(self) -> onnx.ModelProto:
         """The bound model, not optimised."""
@@ -124,16 +129,21 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
     updates = in_place(original.model, settings.not_counted).values()
     graph, listed = written_over(graph, updates), written_over(listed, updates)
     original = written_over(original, updates)
-    made_of = Unsplit(
+    whole = Unsplit(
         read.name, home, original, read.plain, feeds, baseline, read.came, read.files,
         made, graph, listed, peak, unforeseen=unforeseen,
     )  # fmt: skip
-    lean = lean_weights(made_of, settings)
-    made = replace(made_of.made, folder=lean.folder)
-    found = replace(made_of, graph=lean.graph, made=made, lean=lean)
-    if "peak" in vars(made_of):  # of the original, which is the same
-        vars(found)["peak"] = made_of.peak
-    return found
+    return whole.leaner(lean_weights(whole, settings))
+
+
+K = TypeVar("K")
+
+
+def known_of(made: K, same: K) -> K:
+    """What was worked out of the one, known of the other, too, of which it is as true."""
+    for name, value in vars(made).items():
+        vars(same).setdefault(name, value)
+    return same
 
 
 def peak_of(original: Graph, run: Profile, home: Path | None) -> int:

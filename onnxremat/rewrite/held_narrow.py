@@ -92,12 +92,13 @@ def turned_weights(graph: Graph, names: Collection[str], *, standard: bool) -> s
     Args:
         standard: with standard operators alone.
     """
-    readers: dict[str, list[Op]] = {name: [] for name in names}
-    for op in graph.ops:
-        for name in readers.keys() & set(op.reads):
-            readers[name].append(op)
     return {
-        name for name, ops in readers.items() if all(_better(o, name, graph, standard) for o in ops)
+        name
+        for name in names
+        if all(
+            _better(graph.ops[index], name, graph, standard)
+            for index in graph.readers.get(name, ())
+        )
     }
 
 

@@ -71,22 +71,19 @@ def _dropped(graph: Graph, ops: tuple[Op, ...], names: Collection[str]) -> Graph
 
 def _turned(graph: Graph, copies: Mapping[str, str], standard: bool) -> Graph:
     """The graph that reads weights where products alone read their copies."""
-    readers: dict[str, list[Op]] = {name: [] for name in copies}
-    for op in graph.ops:
-        for name in copies.keys() & set(op.reads):
-            readers[name].append(op)
     kept: dict[str, str] = {}
     stay = {*graph.outputs}
     for name, weight in copies.items():  # each may be the transpose of the other
-        products = all(can_turn(op, name, graph, standard) for op in readers[name])
+        ops = (graph.ops[index] for index in graph.readers.get(name, ()))
+        products = all(can_turn(op, name, graph, standard) for op in ops)
         if products and weight not in kept and name not in stay:
             kept[name] = weight
             stay.add(weight)
     if not kept:
         return graph
-    ops = tuple(
+    turned = tuple(
         read_turned(op, kept, graph) if kept.keys() & set(op.reads) else op for op in graph.ops
     )
-    made = _dropped(graph, ops, kept)
-    import_products(made.model, ops)
+    made = _dropped(graph, turned, kept)
+    import_products(made.model, turned)
     return made
