@@ -37,6 +37,7 @@ from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline.source import Source, files_read, read_source
+from onnxremat.rewrite.mixed_rows import require_own_rows
 from onnxremat.rewrite.restore import restored
 from onnxremat.session.compare import compare
 
@@ -66,7 +67,10 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
         return facts | {"inputs": inputs, "before": old, "after": batch, "constants": 0}
     graph = build_graph(bind(model), folder)
     made, changed = _changed(to_model(graph), graph, inputs, old, batch)
+    _require_own_rows(graph, inputs, old)
     _compare(graph, made, inputs, old, batch, folder)
+    if old < 2 <= batch:  # one row alone does not show what several of them decide together
+        _require_own_rows(build_graph(made, folder), inputs, batch)
     write_model(made, target, folder, keep)
     return facts | {"inputs": inputs, "before": old, "after": batch, "constants": changed}
 
@@ -126,6 +130,15 @@ def _changed(
     del model.graph.initializer[:]
     model.graph.initializer.extend([*kept, *said.values()])
     return model, len(said)
+
+
+def _require_own_rows(graph: Graph, inputs: Sequence[str], batch: int) -> None:
+    """Raises:
+    UnsupportedError: by the rules of its operators, rows are made of others.
+    """
+    hint = "export the model with an open batch dimension, and give --dim"
+    places = batch_places(graph, inputs, batch)
+    require_own_rows(graph, inputs, places, batch, hint=hint)
 
 
 def _compare(

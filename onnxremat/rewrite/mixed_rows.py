@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from onnxremat.errors import UnsupportedError
 from onnxremat.graph import axis_products as products
 from onnxremat.graph.axes import piece_of, row_of
 from onnxremat.graph.batch_axes import Place
@@ -21,6 +22,26 @@ ALONG = frozenset({
     products.softmax, products.one_axis, products.cumulated, products.normalised,
     products.skip_normalised,
 })  # fmt: skip
+
+
+def require_own_rows(
+    graph: Graph, inputs: Sequence[str], places: Mapping[str, Place], batch: int, *, hint: str
+) -> None:
+    """Arguments as of :func:`mixed_by`.
+
+    Raises:
+        UnsupportedError: rows are made of others.
+    """
+    found = mixed_by(graph, inputs, places, batch)
+    if found is None:
+        return
+    op, name = found
+    raise UnsupportedError(
+        f"rows of the batch depend on each other: '{name}' is of all of them",
+        where=f"read by node {op.name} ({op.op_type})",
+        why="for other rows beside a row it may be another one",
+        hint=hint,
+    )
 
 
 def mixed_by(

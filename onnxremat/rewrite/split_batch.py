@@ -34,7 +34,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.traits import has_bodies
 from onnxremat.graph.weights import place
 from onnxremat.limits import NODES, check
-from onnxremat.rewrite.mixed_rows import mixed_by
+from onnxremat.rewrite.mixed_rows import require_own_rows
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
 # Operators that may read a batch that is a constant, with the axis that it has there.
@@ -112,7 +112,7 @@ def split_batch(
                 why="for some of them it may run something else",
                 hint="leave the batch whole",
             )
-    _require_own_rows(graph, made)
+    require_own_rows(graph, inputs, made.places, batch, hint="leave the batch whole")
     for name in graph.outputs:
         if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
             raise UnsupportedError(
@@ -131,22 +131,6 @@ def split_batch(
     del model.graph.value_info[:]  # of the whole batch
     model.graph.initializer.extend(made.constants)
     return model
-
-
-def _require_own_rows(graph: Graph, made: _Parts) -> None:
-    """Raises:
-    UnsupportedError: rows are made of others.
-    """
-    found = mixed_by(graph, made.inputs, made.places, made.batch)
-    if found is None:
-        return
-    op, name = found
-    raise UnsupportedError(
-        f"rows of the batch depend on each other: '{name}' is of all of them",
-        where=f"read by node {op.name} ({op.op_type})",
-        why="for some of the rows it may be another one",
-        hint="leave the batch whole",
-    )
 
 
 class _Parts:

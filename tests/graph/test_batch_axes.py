@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxremat.errors import UnsupportedError
 from onnxremat.graph.batch_axes import Place, batch_places
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -113,3 +114,18 @@ def test_a_factor_whose_rows_are_before_its_batch(
     graph = build_graph(model)
     assert graph.tensors["y"].shape == tuple(map(int, rows.split(", ")))
     assert batch_places(graph, ["x"], BATCH)["y"] == Place(0)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_rows_that_decide_together_have_no_other_batch_size(batch: int, tmp_path: Path) -> None:
+    """The largest of all is never above the bound on the numbers that a run is tried with."""
+    net = f"""net (float[{batch},3] x) => (float[{batch},3] y) {{
+        zero = Constant<value_ints: ints = [0, 1]>()
+        bound = Constant<value_float: float = 1000.0>()
+        all = ReduceMax<keepdims: int = 0>(x, zero)
+        scale = Max(all, bound) y = Div(x, scale)
+    }}"""
+    onnx.save(parse(net), tmp_path / "net.onnx")
+    with pytest.raises(UnsupportedError, match="rows of the batch depend on each other: 'scale'"):
+        set_batch(tmp_path / "net.onnx", tmp_path / "more.onnx", 8)
+    assert not (tmp_path / "more.onnx").exists()
