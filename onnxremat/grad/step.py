@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 
 import onnx
@@ -29,6 +28,7 @@ from onnxremat.grad.forward import (
 )
 from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import find_loss, settings_of
+from onnxremat.grad.moving import moved_statistics
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
 from onnxremat.grad.parameters import choose_parameters, in_training, take_inventory, weights_of
@@ -37,7 +37,7 @@ from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.prediction import Compared, compared
 from onnxremat.grad.roles import mark_gradients, varying
 from onnxremat.grad.run_sizes import RunSizes, same_for_all
-from onnxremat.grad.scaling import EXPONENT, dynamic_scale, only_finite
+from onnxremat.grad.scaling import EXPONENT, dynamic_scale
 from onnxremat.grad.settings import Settings, check_settings, unsaid_prediction
 from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.sized_at_run import sized_at_run
@@ -371,18 +371,7 @@ class _Builder:
         kind.append(Variable(name, output, initial))
 
     def _statistics(self) -> None:
-        """Running statistics move towards those of the batch: of a module that is called twice, to
-        those of the first call, then of the second. They are read last, so that one stage of a
-        pipeline reads and writes them."""
-        t = self.tape
-        for name in dict.fromkeys(entry.name for entry in self.statistics):
-            keep, parts = 1.0, list[str]()
-            for entry in reversed([each for each in self.statistics if each.name == name]):
-                parts.append(t.mul(entry.batch, entry.rest * keep))
-                keep *= entry.keep
-            value = t.add(t.mul(name, keep), reduce(t.add, reversed(parts)))
-            if self.dynamic is not None:
-                value = only_finite(t, value, name)
+        for name, value in moved_statistics(self.tape, self.statistics, self.dynamic).items():
             self._variable(self.states, name, value)
 
     def _dropped(self, ops: Sequence[Op]) -> Sequence[Op]:
