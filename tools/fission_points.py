@@ -37,8 +37,8 @@ from onnxremat.session.compare import compare
 ALLOWED = 1.10  # time of a run against the original's
 # Estimates of points that are kept: they leave out what caches gain.
 ESTIMATED = (1.35, 1.25, 1.20, 1.17, 1.14, 1.11, 1.08, 1.04, 1.02, 0.9, 0.75, 0.6)
-SLOW, FEW = 1.0, (1.17, 1.08, 0.9)  # seconds of a run from which fewer points are kept
-FINE = 0.88  # a limit as a share of the one before
+SLOW, FEW = 1.0, (1.17, 1.09, 1.05)  # seconds of a run from which fewer points are kept
+FINE, FINER = 0.88, 0.94  # a limit as a share of the one before; of nets with few points
 HOPELESS = 1.05  # times what is allowed, from which a point is not timed on
 ROUNDS = 9
 LEAST_ROUNDS, LONG = 3, 30.0  # of a net whose rounds take so many seconds together
@@ -88,16 +88,17 @@ class Planned:
 
 def chosen(choosers: Choosers) -> list[Priced]:
     """Graphs in parts, the leanest of each estimated time that is looked at."""
-    found: list[Priced] = []
-    limit = FINE * choosers.whole.peak
+    slow = choosers.whole.seconds > SLOW
+    fine, found = FINER if slow else FINE, list[Priced]()
+    limit = fine * choosers.whole.peak
     while True:
         best = choosers.within(int(limit))
         if best.peak > limit or best.seconds > ESTIMATED[0] * choosers.whole.seconds:
             break
         found.append(best)
-        limit *= FINE
+        limit *= fine
     kept: dict[int, Priced] = {}
-    for share in FEW if choosers.whole.seconds > SLOW else ESTIMATED:
+    for share in FEW if slow else ESTIMATED:
         within = [each for each in found if each.seconds <= share * choosers.whole.seconds]
         if within:
             best = min(within, key=lambda each: each.peak)
