@@ -182,3 +182,17 @@ def test_a_region_along_an_axis_that_is_not_there(axis: int) -> None:
     region = Region(tuple(op.name for op in graph.ops), {"y": axis}, (1, 1), {})
     with pytest.raises(CannotSplitError, match="no axis"):
         rows_of(graph, Facts(graph), region)
+
+
+def test_outputs_of_one_op_are_kept_each_by_itself() -> None:
+    """A part that reads one of them alone leaves no rows of the other: here the first part makes
+    none of `y`, whose bounds are coarser."""
+    graph = graph_of(
+        "g (float[1,16,4] x) => (float[1,16,2] y, float[1,16,2] z) <int64[2] s = {2, 2}> "
+        "{ a, b = Split<axis = 2>(x, s) y = Relu(a) z = Neg(b) }"
+    )
+    names = tuple(op.name for op in graph.ops)
+    region = Region(names, {"y": 1, "z": 1}, (1, 1, 1), {"y": 8}, frozenset("ab"))
+    made = split(graph, [region], 1)
+    for name, values in run(graph).outputs.items():
+        np.testing.assert_array_equal(run(made).outputs[name], values)
