@@ -96,6 +96,21 @@ def test_where_nothing_else_fits() -> None:
         assert found.plan.provenance.settings["narrow"]
 
 
+def test_weights_that_nobody_reads(tmp_path: Path) -> None:
+    model = chain(TensorProto.FLOAT, layers=1)
+    drawn = np.random.default_rng(0).standard_normal(SIDE * SIDE).astype(np.float16)
+    read = drawn.reshape(SIDE, SIDE).astype(np.float32)
+    del model.graph.initializer[:]
+    for name, values in (("w0", read), ("line", read.ravel()), ("block", read.reshape(4, 6, -1))):
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "in.onnx")
+    settings = api.Settings(threads=1, target="none", fission=(), split_batch=())
+    result = api.optimize(model, budget="min", settings=settings, options=SHORT)
+    assert "w0" in result.plan.provenance.settings["narrow"]
+    result.save(tmp_path / "out.onnx")
+    assert api.verify(tmp_path / "in.onnx", tmp_path / "out.onnx").ok
+
+
 def test_float32_weights_stay() -> None:
     result = api.optimize(
         chain(TensorProto.DOUBLE), budget="min", settings=api.Settings(threads=1), options=SHORT
