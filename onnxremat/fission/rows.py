@@ -85,6 +85,8 @@ def length_of(graph: Graph, facts: Facts, region: Region, name: str) -> int:
     Raises:
         CannotSplitError: there is no such axis, as of a region that was moved to another layer.
     """
+    if name not in graph.producer:
+        raise CannotSplitError(f"nothing makes '{name}'")
     if name in region.sums:
         name, axis = graph.ops[graph.producer[name]].inputs[0], region.sums[name]
     else:

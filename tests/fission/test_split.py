@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onnxremat.errors import UsageError
 from onnxremat.fission.candidates import Regions
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Prices, Whole
@@ -137,6 +138,20 @@ def test_a_region_goes_through_a_file() -> None:
     region = Region(("a", "b"), {"y": 2}, (2, 1), {"y": 4}, frozenset("ab"))
     assert Region.from_json(region.to_json()) == region
     assert [span.end for span in region.spans("y", 16)] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"parts": []}, {"parts": [0, 1]}, {"parts": [2, -1]}, {"grain": {"y": 0}},
+     {"again": {"y": -1}}, {"until": {"y": -4}}, {"ops": ["a", "a"]}],
+)  # fmt: skip
+def test_a_region_of_a_damaged_plan(said: dict[str, object]) -> None:
+    region = Region(("a", "b"), {"y": 2}, (2, 1), {"y": 4})
+    with pytest.raises(UsageError, match="cannot be read"):
+        Region.from_json({**region.to_json(), **said})
+    graph = graph_of(CHAIN)
+    with pytest.raises(CannotSplitError, match="nothing makes 'z'"):
+        rows_of(graph, Facts(graph), replace(region, results={"z": 2}))
 
 
 def test_a_region_may_wait_for_a_long_chain() -> None:
