@@ -119,6 +119,15 @@ def test_a_normalisation_of_a_line_written_out_is_the_same(length: int, groups: 
     same_written_out(build_graph(line(length, groups)), 3e-5)
 
 
+@pytest.mark.parametrize("shape", ["1,4,0", "0,4,6,6", "1,4,0,6"])
+def test_nothing_is_written_out_of_what_has_no_elements(shape: str) -> None:
+    graph = graph_of(
+        f"g (float[{shape}] x) => (float[{shape}] y) <float[4] s = {{1, 1, 1, 1}}> "
+        "{ y = InstanceNormalization(x, s, s) }"
+    )
+    assert not norms_of(graph)
+
+
 def test_a_line_that_is_normalised_is_never_there_as_a_whole() -> None:
     """It is made twice: once for its sums, once in parts (sound nets were held at their peak)."""
     graph = build_graph(line(20_000))
