@@ -114,8 +114,7 @@ class InParts(ABC):
     def _of_whole_alone(self, whole: Candidate) -> Candidate:
         """The smallest plan of the whole; where parts were not tried to the end what is proven is
         of the whole alone, and it says so."""
-        stopped = INTERRUPTED if self.options.stopped else ""
-        why = self.late or self.unfinished or stopped
+        why = self._untried
         floor = self.prepared.floor.total
         if not why or whole.lower <= floor:
             return whole
@@ -124,6 +123,11 @@ class InParts(ABC):
         notes.append(f"{proof} can work for the model as a whole: {whole.why}")
         notes.append(f"parts may need less: {why}")
         return replace(whole.told(notes=tuple(notes)), lower=floor, why=WORDS)
+
+    @property
+    def _untried(self) -> str:
+        """Why parts were not tried to the end, "" where they were."""
+        return self.late or self.unfinished or (INTERRUPTED if self.options.stopped else "")
 
     def _begins(self) -> bool:
         """Whether parts are looked for at all; else it is known why not."""
@@ -209,7 +213,7 @@ class InParts(ABC):
             needs = f"at least {format_bytes(floor.total)} ({floor.total} B) are needed: {WORDS}"
             why = beside_too(needs, floor.beside)
             return replace(known, proven=True, why=why, lower=floor.total).error()
-        untried = self.late or self.unfinished
+        untried = self._untried
         if least is None and not untried:
             untried = self._why_not_proven(limit) if known.proven else ""
             if not untried:

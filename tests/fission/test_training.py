@@ -12,7 +12,7 @@ import pytest
 from models import build
 from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.errors import NO_FIT, UnsupportedError, UsageError
+from onnxremat.errors import NO_FIT, NoPlanError, UnsupportedError, UsageError
 from onnxremat.fission.training import BATCH, ROWS, StepParts
 from onnxremat.grad import CrossEntropy, MeanSquaredError, Settings, differentiate
 from onnxremat.graph.ir import Graph
@@ -22,7 +22,11 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline import prepare as preparing
+from onnxremat.pipeline.limits import limit_of
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.step_in_parts import prepare_step
+from onnxremat.pipeline.step_ways import StepInParts
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.simulate import simulate
@@ -209,3 +213,37 @@ def test_a_step_that_stays_whole(budget: str, fission: tuple[()] | None) -> None
     facts = _optimised(budget, replace(SETTINGS, fission=fission)).facts()
     assert not any("in parts" in note for note in facts["notes"])
     assert math.isclose(facts["difference_to_original"], 0, abs_tol=1e-5)
+
+
+def _deep() -> preparing.Prepared:
+    """A step of four rows, of which each op of the whole needs a quarter of all values."""
+    g = Drawn(0)
+    g.shapes["x"], x = (4, 64, 8), "x"
+    for _ in range(10):
+        x = g.op("MatMul", [x, g.weight(8, 8)], (4, 64, 8))
+        x = g.op("Tanh", [x], (4, 64, 8))
+    settings = replace(SETTINGS, train=Settings(loss="mse", optimizer=None))
+    return preparing.prepare(g.model("x", [x]), settings)
+
+
+def test_fewer_rows_than_the_parts_that_would_fit_as_they_are() -> None:
+    """As many parts as there are rows are tried, with recomputation: their budget was said to be
+    proven impossible."""
+    prepared = _deep()
+    need, values = prepared.reduced.need.bytes, prepared.store_all_peak - prepared.weights
+    budget = parse_budget(int(0.6 * need) + prepared.beside.total)
+    assert 4 * 0.6 * need < values  # five parts and more
+    found = plan_within_budget(prepared, budget, PlanOptions(work=200, threads=1))
+    assert any("the batch in 4 parts" in note for note in found.plan.provenance.notes)
+    assert found.plan.provenance.overhead > 0
+
+
+def test_interrupted_while_parts_are_tried() -> None:
+    """Nothing is proven that they might still do."""
+    prepared, options = _deep(), PlanOptions(work=200, threads=1, stop=lambda: True)
+    budget = parse_budget(prepared.reduced.need.bytes + prepared.beside.total)
+    limit, whole = limit_of(prepared, budget), Refusal("no plan", "proven", proven=True).error()
+    assert limit is not None
+    found = StepInParts(prepared, budget, options, Phases()).refusal(whole, limit)
+    assert isinstance(found, NoPlanError)
+    assert "interrupted" in found.why
