@@ -112,7 +112,7 @@ class Ways:
         if self.prepared.batch < 2 or options.stopped or options.left <= 0:
             return first
         whole = self._whole(options)
-        return whole if whole.process < first.process else first
+        return parts.of_whole_alone(whole) if whole.process < first.process else first
 
     @property
     def limit(self) -> Limit | None:

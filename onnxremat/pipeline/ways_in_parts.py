@@ -97,12 +97,14 @@ class InParts(ABC):
     def leaner(self, whole: Candidate) -> Candidate:
         """The least memory: that of a candidate, or of one in parts."""
         self.whole = whole
-        split = self._leanest()
-        takes = split and split.store_all_peak + split.beside.total
-        if not split or not takes or takes > whole.process / LEANER or self.options.stopped:
-            return self._of_whole_alone(whole)
-        found = self._at_minimum(split, self.options)
-        return found if found and found.process < whole.process else whole
+        split, found = self._leanest(), None
+        if split and not self.options.stopped:
+            needs = split.reduced.need.bytes + split.beside.total
+            if needs <= LEANER * whole.process:  # recomputation may bring it down to that
+                found = self._at_minimum(split, self.options)
+        if found and found.process < whole.process:
+            return found
+        return self.of_whole_alone(whole)
 
     def _at_minimum(self, split: Prepared, options: PlanOptions) -> Candidate | None:
         """The least memory of a graph in parts; None where onnxruntime runs it in another order."""
@@ -111,12 +113,15 @@ class InParts(ABC):
         found = at_minimum(split, replace(least, lower=floor, why=WORDS), options, self.log)
         return found if found.in_order else None
 
-    def _of_whole_alone(self, whole: Candidate) -> Candidate:
-        """The smallest plan of the whole; where parts were not tried to the end what is proven is
-        of the whole alone, and it says so."""
-        why = self._untried
+    def of_whole_alone(self, whole: Candidate) -> Candidate:
+        """The smallest plan of the whole; where parts may do with less what is proven is of the
+        whole alone, and it says so."""
         floor = self.prepared.floor.total
-        if not why or whole.lower <= floor:
+        if whole.lower <= floor:
+            return whole
+        below = Limit(whole.lower - 1 - self.prepared.beside.total)
+        why = self._untried or self._why_not_proven(below)
+        if not why:
             return whole
         proof = no_less(whole.lower)
         notes = [n for n in whole.plan.provenance.notes if not n.startswith(proof)]

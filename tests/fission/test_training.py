@@ -22,6 +22,7 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline import prepare as preparing
+from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.refusal import Refusal
@@ -215,13 +216,14 @@ def test_a_step_that_stays_whole(budget: str, fission: tuple[()] | None) -> None
     assert math.isclose(facts["difference_to_original"], 0, abs_tol=1e-5)
 
 
-def _deep() -> preparing.Prepared:
-    """A step of four rows, of which each op of the whole needs a quarter of all values."""
+def _deep(rows: int = 4, layers: int = 10, wide: int = 64) -> preparing.Prepared:
+    """A step of few rows and many layers, of which an op of the whole needs three values."""
     g = Drawn(0)
-    g.shapes["x"], x = (4, 64, 8), "x"
-    for _ in range(10):
-        x = g.op("MatMul", [x, g.weight(8, 8)], (4, 64, 8))
-        x = g.op("Tanh", [x], (4, 64, 8))
+    shape = (rows, wide, 8)
+    g.shapes["x"], x = shape, "x"
+    for _ in range(layers):
+        x = g.op("MatMul", [x, g.weight(8, 8)], shape)
+        x = g.op("Tanh", [x], shape)
     settings = replace(SETTINGS, train=Settings(loss="mse", optimizer=None))
     return preparing.prepare(g.model("x", [x]), settings)
 
@@ -236,6 +238,19 @@ def test_fewer_rows_than_the_parts_that_would_fit_as_they_are() -> None:
     found = plan_within_budget(prepared, budget, PlanOptions(work=200, threads=1))
     assert any("the batch in 4 parts" in note for note in found.plan.provenance.notes)
     assert found.plan.provenance.overhead > 0
+
+
+def test_the_least_memory_of_parts_with_recomputation() -> None:
+    """Parts that store more than the smallest plan of the whole takes may take less than that with
+    recomputation; what is proven of the whole is not said of them."""
+    prepared = _deep(rows=2, layers=16, wide=512)
+    least, options = parse_budget("min"), PlanOptions(work=200, threads=1)
+    parts = prepare_step(prepared, StepParts(BATCH, 2))
+    whole = plan_best(prepared, least, options)
+    assert parts.store_all_peak + parts.beside.total > whole.process
+    found = plan_within_budget(prepared, least, options)
+    assert found.process < whole.lower
+    assert found.lower == prepared.floor.total
 
 
 def test_interrupted_while_parts_are_tried() -> None:
