@@ -47,6 +47,20 @@ def attempt_in_parts(
     return None if isinstance(found, Candidate) and not found.in_order else found
 
 
+def proven_of(found: Candidate, what: str, why: str) -> Candidate:
+    """The smallest plan of some, with what is proven of these alone: of all that there are it is
+    what is there in any plan.
+
+    Args:
+        what: it is proven for.
+        why: others may need less.
+    """
+    proof, floor = no_less(found.lower), found.prepared.floor.total
+    notes = [n for n in found.plan.provenance.notes if not n.startswith(proof)]
+    notes += [f"{proof} can work {what}: {found.why}", why]
+    return replace(found.told(notes=tuple(notes)), lower=floor, why=WORDS)
+
+
 @dataclass
 class InParts(ABC):
     """Plans with something in parts.
@@ -116,18 +130,15 @@ class InParts(ABC):
     def of_whole_alone(self, whole: Candidate) -> Candidate:
         """The smallest plan of the whole; where parts may do with less what is proven is of the
         whole alone, and it says so."""
-        floor = self.prepared.floor.total
-        if whole.lower <= floor:
+        if whole.lower <= self.prepared.floor.total:
             return whole
         below = Limit(whole.lower - 1 - self.prepared.beside.total)
         why = self._untried or self._why_not_proven(below)
-        if not why:
-            return whole
-        proof = no_less(whole.lower)
-        notes = [n for n in whole.plan.provenance.notes if not n.startswith(proof)]
-        notes.append(f"{proof} can work for the model as a whole: {whole.why}")
-        notes.append(f"parts may need less: {why}")
-        return replace(whole.told(notes=tuple(notes)), lower=floor, why=WORDS)
+        return (
+            proven_of(whole, "for the model as a whole", f"parts may need less: {why}")
+            if why
+            else whole
+        )
 
     @property
     def _untried(self) -> str:

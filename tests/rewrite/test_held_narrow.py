@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.prepare import prepare
@@ -81,6 +82,24 @@ def test_as_many_as_it_takes() -> None:
         result = api.optimize(model, budget=share, settings=settings, options=SHORT)
         counts.append(sum(op.op_type == "Cast" for op in result.prepared.graph.ops))
     assert 0 < counts[0] < counts[1] < 8
+
+
+def test_a_large_weight_that_is_wide_while_it_is_read() -> None:
+    """Half of it besides is more than all of it, where nothing reads it in parts."""
+    settings = api.Settings(threads=1, fission=(), split_batch=(), costs=analytic_costs)
+    for layers, less in ((1, False), (8, True)):
+        model = chain(TensorProto.FLOAT16, layers=layers)
+        found, wide = (
+            api.optimize(
+                model, budget="min", settings=each, options=SHORT, bench_seconds=0
+            ).candidate
+            for each in (settings, replace(settings, narrow=()))
+        )
+        assert found.process < wide.process if less else found.process == wide.process
+        floor = found.prepared.floor.total
+        assert found.lower == floor if less else found.lower > floor
+        notes = found.plan.provenance.notes
+        assert any("can work with these weights in half precision" in n for n in notes) == less
 
 
 def test_where_nothing_else_fits() -> None:
