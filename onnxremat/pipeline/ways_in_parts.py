@@ -58,7 +58,7 @@ def proven_of(found: Candidate, what: str, why: str) -> Candidate:
     proof, floor = no_less(found.lower), found.prepared.floor.total
     notes = [n for n in found.plan.provenance.notes if not n.startswith(proof)]
     notes += [f"{proof} can work {what}: {found.why}", why]
-    return replace(found.told(notes=tuple(notes)), lower=floor, why=WORDS)
+    return replace(found.told(notes=tuple(notes)), lower=min(floor, found.lower), why=WORDS)
 
 
 @dataclass
