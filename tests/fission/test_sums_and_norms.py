@@ -24,7 +24,7 @@ from onnxremat.graph.spans import CannotSplitError
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.ort.session import TUNED
-from onnxremat.pipeline.in_regions import wholes_of, written
+from onnxremat.pipeline.in_parts.in_regions import wholes_of, written
 from onnxremat.planner.reduce import reduce
 from onnxremat.planner.semantics import peak
 from onnxremat.schedule.expand import expand

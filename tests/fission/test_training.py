@@ -22,12 +22,12 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline import prepare as preparing
-from onnxremat.pipeline.batch_split import plan_best
+from onnxremat.pipeline.in_parts.batch_split import plan_best
+from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
+from onnxremat.pipeline.in_parts.step_ways import StepInParts
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.refusal import Refusal
-from onnxremat.pipeline.step_in_parts import prepare_step
-from onnxremat.pipeline.step_ways import StepInParts
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.simulate import simulate

@@ -20,12 +20,12 @@ from onnxremat.grad import differentiate
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
-from onnxremat.workers.layers import J
 from onnxremat.workers.mpi import STARTED
-from onnxremat.workers.pipeline import B, F, W
-from onnxremat.workers.pipelined import PipelineParallel
-from onnxremat.workers.schedules import NAMED
-from onnxremat.workers.staged import Wanted
+from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.pipelines.pipelined import PipelineParallel
+from onnxremat.workers.pipelines.schedules import NAMED
+from onnxremat.workers.pipelines.staged import Wanted
+from onnxremat.workers.sums.layers import J
 from tests.training import nets
 from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write
 from tests.workers.test_overlap import joined
