@@ -6,8 +6,10 @@ least 1e8) has an exact zero after the softmax, as every row has a score that is
 c values, give the same: sums miss only zeros.
 
 A Where writes two copies of all scores beside its result. Where a mask is the same for many heads,
-a part instead makes a summand of it (0, or what no finite score comes up from) and adds that: what
-is seen is the same bit for bit, what is hidden an exact zero after the softmax, too.
+a part instead makes a summand of it (0, or what no finite product comes up from) and adds that:
+what is seen is the same bit for bit, what is hidden an exact zero after the softmax, too. That is
+so of scores that are products, with numbers at most: another mask, which is given as the model
+runs, may lower all that a row sees as far.
 """
 
 from __future__ import annotations
@@ -195,8 +197,8 @@ class Narrowed:
     def _add(self, index: int) -> None:
         """A mask that is the same for many heads added to scores, not chosen by."""
         op = self.ops[index]
-        if op.op_type != "Where":
-            return
+        if op.op_type != "Where" or not self._chain(op):
+            return  # what is added at run time may lower all that a row sees to what is hidden
         mask, chosen, other = op.inputs
         shape, held = self._shape(op.outputs[0]), self._shape(mask)
         scores = next((name for name in (chosen, other) if self._shape(name) == shape), "")

@@ -87,7 +87,7 @@ def _norm(graph: Graph, facts: Facts, index: int) -> Norm | None:
             source, result, ops = around
             channels = facts.shape(source)[1]
     shape = facts.shape(source)
-    if len(shape) == 3 and graph.opsets.get("", 1) < PADDED:
+    if not math.prod(shape) or (len(shape) == 3 and graph.opsets.get("", 1) < PADDED):
         return None
     if len(shape) < 3 or channels % groups or graph.tensors[source].dtype not in (1, 11):
         return None

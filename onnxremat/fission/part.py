@@ -183,14 +183,16 @@ class Part:
     def _either(self, op: Op, piece: Piece, inside: set[str]) -> None:
         """Rows that are held, and those that were made again: no op of its own."""
         writer, name, found = self.writer, op.outputs[0], list[Stretch]()
+        row = self.again.get(name)
         for read, span in piece.taken(op.inputs):
             assert span is not None
+            first, end = span.first if found else 0, row if read == op.inputs[0] else None
             there = self.have[read] if read in inside else writer.stretches(read, span.axis)
             for tensor, held in there:
                 both = held.overlap(span)
                 if both.size <= 0:
                     continue
-                if read == op.inputs[0] and held.end > self.again.get(name, held.end):
+                if held.first < first or (end is not None and held.end > end):
                     found.append((writer.cut(tensor, read, held, both), both))
                 else:
                     found.append((tensor, held))

@@ -94,7 +94,7 @@ class Region:
             UsageError: it is not that of a region.
         """
         try:
-            return cls(
+            made = cls(
                 tuple(map(str, data["ops"])),
                 {str(name): int(axis) for name, axis in data["results"].items()},
                 tuple(int(size) for size in data["parts"]),
@@ -104,7 +104,20 @@ class Region:
                 {str(name): int(row) for name, row in data.get("again", {}).items()},
                 {str(name): int(row) for name, row in data.get("until", {}).items()},
             )
+            made._check()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 "a plan with a region that cannot be read", why=str(error), hint="plan again"
             ) from error
+        return made
+
+    def _check(self) -> None:
+        """Raises:
+        ValueError: it is one that nobody chooses.
+        """
+        sizes = (*self.parts, *self.grain.values())
+        rows = (*self.again.values(), *self.until.values())
+        if not self.parts or min(sizes) < 1 or min(rows, default=0) < 0:
+            raise ValueError(f"parts and grains are {sizes}, rows {rows}")
+        if len({*self.ops}) < len(self.ops):
+            raise ValueError("an op is there twice")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxremat.fission.region import Region
@@ -56,10 +56,13 @@ def rows_of(graph: Graph, facts: Facts, region: Region) -> list[Rows]:
         parts.append(rows)
         for op in inside:
             if op.name in rows.new:
+                new = rows.new[op.name]
                 for name in op.writes:
-                    new = rows.new[op.name]
-                    joins = name in done and done[name].first <= new.first <= done[name].end
-                    done[name] = done[name].hull(new) if joins else new
+                    if name not in rows.wanted:
+                        continue  # nobody keeps it of this part
+                    old = done.get(name)
+                    joins = old is not None and old.first <= new.first <= old.end
+                    done[name] = Span(new.axis, old.first, new.end) if old and joins else new
     return parts
 
 
@@ -82,6 +85,8 @@ def length_of(graph: Graph, facts: Facts, region: Region, name: str) -> int:
     Raises:
         CannotSplitError: there is no such axis, as of a region that was moved to another layer.
     """
+    if name not in graph.producer:
+        raise CannotSplitError(f"nothing makes '{name}'")
     if name in region.sums:
         name, axis = graph.ops[graph.producer[name]].inputs[0], region.sums[name]
     else:
@@ -112,7 +117,7 @@ def _part(
         span = _hull(rows.wanted, op)
         if span is None:
             continue
-        new = _new(span, op, done)
+        new = _new(span, [name for name in op.writes if name in rows.wanted], done)
         if new is None:
             continue
         if is_either(op):
@@ -155,12 +160,12 @@ def _hull(wanted: Mapping[str, Span], op: Op) -> Span | None:
     return span
 
 
-def _new(span: Span, op: Op, done: Mapping[str, Span]) -> Span | None:
-    """The rows of these that are not there yet, None for none."""
-    before = [done[name] for name in op.writes if name in done]
-    if len(before) < len(op.writes):
+def _new(span: Span, names: Sequence[str], done: Mapping[str, Span]) -> Span | None:
+    """The rows of these that are not there yet of every output that is wanted, None for none."""
+    there = [done[name] for name in names if name in done]
+    if len(there) < len(names):
         return span
-    there = before[0]
-    if span.first < there.first or span.first > there.end:
+    first, end = max(each.first for each in there), min(each.end for each in there)
+    if span.first < first or span.first > end:
         return span  # rows before the kept ones, or beyond them: all anew
-    return None if span.end <= there.end else Span(span.axis, there.end, span.end)
+    return None if span.end <= end else Span(span.axis, end, span.end)

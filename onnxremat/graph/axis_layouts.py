@@ -32,7 +32,7 @@ def _aligned(before: tuple[int, ...], after: tuple[int, ...], span: Span) -> Spa
     if length < 2:
         raise CannotSplitError("an axis of one entry")
     inner = math.prod(after[span.axis + 1 :])
-    if not inner:
+    if not inner or not outer:
         raise CannotSplitError("it has no elements")
     total = 1
     for axis, size in enumerate(before):

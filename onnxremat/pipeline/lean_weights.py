@@ -8,12 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxremat.cost.table import CostTable
 from onnxremat.device.host import memory_bytes
 from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.offline import PORTABLE
 from onnxremat.ort.weights import held_by
 from onnxremat.pipeline.floor import Floor
+from onnxremat.planner.reduce import reduce
 from onnxremat.rewrite.held_narrow import narrow_weights, narrowed, turned_weights, with_values
 from onnxremat.rewrite.held_once import held_once
 from onnxremat.schedule.simulate import simulate
@@ -163,8 +165,30 @@ class _Limit:
         return not self._holds(graph, Floor.of(graph, held_by(graph), self._beside(graph)).fixed)
 
     def needed(self, graph: Graph, kinds: Mapping[str, int]) -> list[str]:
-        """The fewest of these weights, the first ones, with which the graph keeps it; all where it
-        does not even then, or the least is asked for."""
+        """The fewest of these weights, the first ones, with which the graph keeps it. Where it does
+        not even with all, or the least is asked for, all, of which parts make few rows wide at
+        once; the last ones where nothing is in parts and a large one takes less that stays wide."""
+        names = self._first(graph, kinds)
+        if len(names) < len(kinds) or self._in_parts:
+            return names
+        counts = [0, *(2**k for k in range(len(kinds).bit_length())), len(kinds)]
+        return min(
+            (names[count:] for count in counts), key=lambda some: self._least(graph, kinds, some)
+        )
+
+    @property
+    def _in_parts(self) -> bool:
+        """Something may be in parts of which each reads some rows of a weight."""
+        asked = self._settings.fission, self._settings.split_batch, self._settings.train
+        return not self._settings.fixed_order and all(each is None for each in asked)
+
+    def _least(self, graph: Graph, kinds: Mapping[str, int], names: Sequence[str]) -> int:
+        """Bytes that no plan of the graph as a whole goes below, with some weights narrow."""
+        made = narrowed(graph, {name: kinds[name] for name in names}) if names else graph
+        return reduce(made, CostTable({}, {}, "none"), held_by(made)).need.bytes
+
+    def _first(self, graph: Graph, kinds: Mapping[str, int]) -> list[str]:
+        """The fewest, from the first on, all where it is not kept."""
         names = list(kinds)
         low, high = 0 if self._size is not None else len(names), len(names)
         while low < high:

@@ -10,7 +10,7 @@ from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.in_parts.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.in_parts.fission_ways import RegionsInParts, choosers_for
 from onnxremat.pipeline.in_parts.step_ways import StepInParts, applies_to_step, why_whole
-from onnxremat.pipeline.in_parts.ways_in_parts import INTERRUPTED, WHOLE, InParts
+from onnxremat.pipeline.in_parts.ways_in_parts import INTERRUPTED, WHOLE, InParts, proven_of
 from onnxremat.pipeline.lean_weights import narrower
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import Phases
@@ -21,6 +21,7 @@ from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import named
 from onnxremat.units import Budget, format_bytes
 
+OTHERS = "with other weights in half precision a plan may need less"
 REFUSING = 4.0  # seconds for the smallest budget that works, where none is proven to fit
 
 
@@ -42,7 +43,7 @@ def plan_within_budget(
     """
     log = log or Phases()
     try:
-        return Ways(prepared, budget, options, log, choosers).best()
+        return _of_these_weights(Ways(prepared, budget, options, log, choosers))
     except NO_FIT:
         narrow = None if options.stopped else narrower(prepared.unsplit, prepared.settings)
         if narrow is None:
@@ -53,7 +54,27 @@ def plan_within_budget(
             optimising=prepared.optimising, passing=prepared.passing,
         )  # fmt: skip
         # They are as many as it takes to fit with nothing else given up: little time is needed.
-        return Ways(made, budget, options.lasting(min(options.time_limit, REFUSING)), log).best()
+        options = options.lasting(min(options.time_limit, REFUSING))
+        return _of_these_weights(Ways(made, budget, options, log))
+
+
+def _of_these_weights(ways: Ways) -> Candidate:
+    """The plan; what is proven of a graph some weights of which are narrow is so of these alone: a
+    weight that is wide while it is read may need less where it is always.
+
+    Raises:
+        As :meth:`Ways.best`.
+    """
+    narrow = ways.prepared.settings.narrow
+    try:
+        found = ways.best()
+    except InfeasibleError as error:
+        if not narrow or ways.hopeless:
+            raise
+        raise Refusal.of(error).unproven(OTHERS).error() from error
+    if not narrow or found.lower <= found.prepared.floor.total:
+        return found
+    return proven_of(found, "with these weights in half precision", OTHERS)
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,7 @@ class Ways:
         if self.prepared.batch < 2 or options.stopped or options.left <= 0:
             return first
         whole = self._whole(options)
-        return whole if whole.process < first.process else first
+        return parts.of_whole_alone(whole) if whole.process < first.process else first
 
     @property
     def limit(self) -> Limit | None:

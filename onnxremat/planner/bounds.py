@@ -23,11 +23,16 @@ LOAD_TURNS = 30  # of the weights of devices
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that must be in memory at once while ``op`` runs, in any sequence."""
+    """Bytes that must be in memory at once while ``op`` runs, in any sequence.
+
+    Attributes:
+        others: ops that may run in its place, where one of several has to: ``op`` needs least.
+    """
 
     bytes: int
     op: int
     why: str
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,8 @@ def _all_results(lists: ProblemLists, fixed_order: bool) -> Need | None:
         f"all kept results are in memory at the end: {format_bytes(total(last))} with what {{op}}, "
         "the cheapest to make the last of them, needs besides"
     )
-    return Need(total(last), last, Reason(why, last))
+    others = () if fixed_order else tuple(op for op in makers if op != last)
+    return Need(total(last), last, Reason(why, last), others)
 
 
 def _takeover(lists: ProblemLists, op: int, fixed_order: bool) -> int:

@@ -95,10 +95,8 @@ def turned_weights(graph: Graph, names: Collection[str], *, standard: bool) -> s
     return {
         name
         for name in names
-        if all(
-            _better(graph.ops[index], name, graph, standard)
-            for index in graph.readers.get(name, ())
-        )
+        if (readers := graph.readers.get(name))  # the file may hold what nobody reads
+        and all(_better(graph.ops[index], name, graph, standard) for index in readers)
     }
 
 

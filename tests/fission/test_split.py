@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onnxremat.errors import UsageError
 from onnxremat.fission.candidates import Regions
 from onnxremat.fission.paper import Paper
 from onnxremat.fission.pricing import Prices, Whole
@@ -139,6 +140,20 @@ def test_a_region_goes_through_a_file() -> None:
     assert [span.end for span in region.spans("y", 16)] == [8, 16]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"parts": []}, {"parts": [0, 1]}, {"parts": [2, -1]}, {"grain": {"y": 0}},
+     {"again": {"y": -1}}, {"until": {"y": -4}}, {"ops": ["a", "a"]}],
+)  # fmt: skip
+def test_a_region_of_a_damaged_plan(said: dict[str, object]) -> None:
+    region = Region(("a", "b"), {"y": 2}, (2, 1), {"y": 4})
+    with pytest.raises(UsageError, match="cannot be read"):
+        Region.from_json({**region.to_json(), **said})
+    graph = graph_of(CHAIN)
+    with pytest.raises(CannotSplitError, match="nothing makes 'z'"):
+        rows_of(graph, Facts(graph), replace(region, results={"z": 2}))
+
+
 def test_a_region_may_wait_for_a_long_chain() -> None:
     """Longer than calls may be nested."""
     chain = "".join(f"c{i + 1} = Trilu(c{i}) " for i in range(1200))
@@ -182,3 +197,17 @@ def test_a_region_along_an_axis_that_is_not_there(axis: int) -> None:
     region = Region(tuple(op.name for op in graph.ops), {"y": axis}, (1, 1), {})
     with pytest.raises(CannotSplitError, match="no axis"):
         rows_of(graph, Facts(graph), region)
+
+
+def test_outputs_of_one_op_are_kept_each_by_itself() -> None:
+    """A part that reads one of them alone leaves no rows of the other: here the first part makes
+    none of `y`, whose bounds are coarser."""
+    graph = graph_of(
+        "g (float[1,16,4] x) => (float[1,16,2] y, float[1,16,2] z) <int64[2] s = {2, 2}> "
+        "{ a, b = Split<axis = 2>(x, s) y = Relu(a) z = Neg(b) }"
+    )
+    names = tuple(op.name for op in graph.ops)
+    region = Region(names, {"y": 1, "z": 1}, (1, 1, 1), {"y": 8}, frozenset("ab"))
+    made = split(graph, [region], 1)
+    for name, values in run(graph).outputs.items():
+        np.testing.assert_array_equal(run(made).outputs[name], values)

@@ -22,6 +22,8 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.ort.infer import build_graph
+from onnxremat.ort.profile import named_outputs
+from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.in_parts.in_regions import wholes_of, written
 from onnxremat.planner.reduce import reduce
 from onnxremat.planner.semantics import peak
@@ -119,6 +121,15 @@ def test_a_normalisation_of_a_line_written_out_is_the_same(length: int, groups: 
     same_written_out(build_graph(line(length, groups)), 3e-5)
 
 
+@pytest.mark.parametrize("shape", ["1,4,0", "0,4,6,6", "1,4,0,6"])
+def test_nothing_is_written_out_of_what_has_no_elements(shape: str) -> None:
+    graph = graph_of(
+        f"g (float[{shape}] x) => (float[{shape}] y) <float[4] s = {{1, 1, 1, 1}}> "
+        "{ y = InstanceNormalization(x, s, s) }"
+    )
+    assert not norms_of(graph)
+
+
 def test_a_line_that_is_normalised_is_never_there_as_a_whole() -> None:
     """It is made twice: once for its sums, once in parts (sound nets were held at their peak)."""
     graph = build_graph(line(20_000))
@@ -207,6 +218,27 @@ def test_hidden_keys_are_left_out(how: str) -> None:
     np.testing.assert_allclose(run(made).outputs[name], run(graph).outputs[name], rtol=1e-5)
     levels = Prices(Whole(graph, {}, {}, reach=reach)).priced((_region(graph, 4),))
     assert levels.peak - levels.beside == max(simulate(made).live)
+
+
+def test_a_mask_that_is_given_may_hide_all_that_a_row_sees() -> None:
+    """As of a prompt that is filled up at its left: what such rows give is that of the whole, too,
+    where the constant mask hides less than the other one."""
+    model = causal("where")
+    masks = next(node for node in model.graph.node if node.op_type == "Where")
+    scores = masks.input[1]
+    masks.input[1] = "padded"
+    at = list(model.graph.node).index(masks)
+    model.graph.node.insert(at, helper.make_node("Add", [scores, "pad"], ["padded"], "padded"))
+    pad = helper.make_tensor_value_info("pad", TensorProto.FLOAT, (1, 1, 16))
+    model.graph.input.append(pad)
+    graph = build_graph(model)
+    made = _in_parts(graph, reach_of(graph, None))
+    draw = np.random.default_rng(0)
+    feeds = {"x": draw.standard_normal((8, 16, 4), np.float32)}
+    feeds["pad"] = np.where(np.arange(16) < 5, np.finfo("f4").min, 0)[None, None].astype("f4")
+    (name,) = graph.outputs
+    whole, parts = (named_outputs(to_model(each), feeds, None, TUNED) for each in (graph, made))
+    np.testing.assert_allclose(parts[name], whole[name], rtol=1e-5)
 
 
 def test_without_a_mask_every_key_is_seen() -> None:

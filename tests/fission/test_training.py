@@ -12,7 +12,7 @@ import pytest
 from models import build
 from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.errors import NO_FIT, UnsupportedError, UsageError
+from onnxremat.errors import NO_FIT, NoPlanError, UnsupportedError, UsageError
 from onnxremat.fission.training import BATCH, ROWS, StepParts
 from onnxremat.grad import CrossEntropy, MeanSquaredError, Settings, differentiate
 from onnxremat.graph.ir import Graph
@@ -22,7 +22,12 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline import prepare as preparing
+from onnxremat.pipeline.in_parts.batch_split import plan_best
 from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
+from onnxremat.pipeline.in_parts.step_ways import StepInParts
+from onnxremat.pipeline.limits import limit_of
+from onnxremat.pipeline.phases import Phases
+from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.simulate import simulate
@@ -209,3 +214,51 @@ def test_a_step_that_stays_whole(budget: str, fission: tuple[()] | None) -> None
     facts = _optimised(budget, replace(SETTINGS, fission=fission)).facts()
     assert not any("in parts" in note for note in facts["notes"])
     assert math.isclose(facts["difference_to_original"], 0, abs_tol=1e-5)
+
+
+def _deep(rows: int = 4, layers: int = 10, wide: int = 64) -> preparing.Prepared:
+    """A step of few rows and many layers, of which an op of the whole needs three values."""
+    g = Drawn(0)
+    shape = (rows, wide, 8)
+    g.shapes["x"], x = shape, "x"
+    for _ in range(layers):
+        x = g.op("MatMul", [x, g.weight(8, 8)], shape)
+        x = g.op("Tanh", [x], shape)
+    settings = replace(SETTINGS, train=Settings(loss="mse", optimizer=None))
+    return preparing.prepare(g.model("x", [x]), settings)
+
+
+def test_fewer_rows_than_the_parts_that_would_fit_as_they_are() -> None:
+    """As many parts as there are rows are tried, with recomputation: their budget was said to be
+    proven impossible."""
+    prepared = _deep()
+    need, values = prepared.reduced.need.bytes, prepared.store_all_peak - prepared.weights
+    budget = parse_budget(int(0.6 * need) + prepared.beside.total)
+    assert 4 * 0.6 * need < values  # five parts and more
+    found = plan_within_budget(prepared, budget, PlanOptions(work=200, threads=1))
+    assert any("the batch in 4 parts" in note for note in found.plan.provenance.notes)
+    assert found.plan.provenance.overhead > 0
+
+
+def test_the_least_memory_of_parts_with_recomputation() -> None:
+    """Parts that store more than the smallest plan of the whole takes may take less than that with
+    recomputation; what is proven of the whole is not said of them."""
+    prepared = _deep(rows=2, layers=16, wide=512)
+    least, options = parse_budget("min"), PlanOptions(work=200, threads=1)
+    parts = prepare_step(prepared, StepParts(BATCH, 2))
+    whole = plan_best(prepared, least, options)
+    assert parts.store_all_peak + parts.beside.total > whole.process
+    found = plan_within_budget(prepared, least, options)
+    assert found.process < whole.lower
+    assert found.lower == prepared.floor.total
+
+
+def test_interrupted_while_parts_are_tried() -> None:
+    """Nothing is proven that they might still do."""
+    prepared, options = _deep(), PlanOptions(work=200, threads=1, stop=lambda: True)
+    budget = parse_budget(prepared.reduced.need.bytes + prepared.beside.total)
+    limit, whole = limit_of(prepared, budget), Refusal("no plan", "proven", proven=True).error()
+    assert limit is not None
+    found = StepInParts(prepared, budget, options, Phases()).refusal(whole, limit)
+    assert isinstance(found, NoPlanError)
+    assert "interrupted" in found.why

@@ -14,7 +14,7 @@ from onnxremat.fission import choose
 from onnxremat.fission.choose import Chooser
 from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.opened import norms_of, opened, seconds_of
-from onnxremat.fission.pricing import Whole
+from onnxremat.fission.pricing import Prices, Whole
 from onnxremat.fission.region import Region
 from onnxremat.fission.split import split
 from onnxremat.fission.twice import EITHER, as_first, is_again, is_either, twice, twice_for
@@ -156,6 +156,18 @@ def test_some_rows_are_held_and_others_made_again(
     elif every:  # each row once: of the image twice, of what is made of it, and of the shortcut
         assert 4 * (ROWS - rows) <= made <= 4 * (ROWS - rows) + 3
     assert not any(is_either(op) for op in parts.ops)
+
+
+def test_what_is_made_again_may_be_there_whole() -> None:
+    """Along an axis that its maker does not split, which is in no region then."""
+    graph = twice(build_graph(gated()))
+    either = next(op for op in graph.ops if is_either(op))
+    product = graph.ops[graph.readers[either.outputs[0]][0]]
+    region = Region(
+        (either.name, product.name), {product.outputs[0]: 1}, (1, 1, 1), {}, again={either.name: 7}
+    )
+    found = Prices(Whole(graph, {}, {})).priced((region,))
+    _agrees(build_graph(gated()), split(graph, [region], 1), found.peak - found.beside)
 
 
 def test_what_is_worth_a_second_maker() -> None:

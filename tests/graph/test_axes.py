@@ -12,17 +12,18 @@ from onnx import helper
 from onnxremat.fission.region import Region
 from onnxremat.fission.rows import rows_of
 from onnxremat.fission.split import split
-from onnxremat.graph.axes import BLOCKED, TABLE, row_of
+from onnxremat.graph.axes import BLOCKED, TABLE, piece_of, row_of
 from onnxremat.graph.axis_sums import TOTALS
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.graph.spans import CannotSplitError, Facts
+from onnxremat.graph.spans import CannotSplitError, Facts, Span
 from onnxremat.ort.blocks import block_size
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
 from onnxremat.ort.profile import Feeds, named_outputs
 from tests.conftest import ROOT
 from tests.graph.axis_cases import CASES, Case, blocked_net
+from tests.toolbox import graph_of
 from tools.axis_table import axis_table
 
 GRAINS = (1, 2, 3, 4, 8)
@@ -185,3 +186,12 @@ def test_what_has_no_row_is_left_whole() -> None:
     graph = build_graph(Case("Det", [(4, 3, 3)], frozenset()).model())
     assert row_of(graph.ops[0]) is None
     assert not _regions(graph, "op")
+
+
+def test_a_reshape_of_no_elements() -> None:
+    graph = graph_of(
+        "g (float[0,5,0] x) => (float[0,5] y) <int64[2] s = {0, 5}> "
+        "{ y = Reshape<allowzero = 1>(x, s) }"
+    )
+    with pytest.raises(CannotSplitError, match="no elements"):
+        piece_of(graph.ops[0], Facts(graph), Span(1, 0, 2))

@@ -424,6 +424,27 @@ def test_a_batch_that_does_not_run_in_parts_is_said_in_plain_words() -> None:
     assert refused.value.where.startswith("onnxruntime: ")
 
 
+def test_parts_of_one_row_say_nothing_of_fewer() -> None:
+    """A Squeeze without axes leaves out a batch of one row, too; no budget below what the whole
+    needs was said to be proven impossible then."""
+    count = 6
+    made = [f"s{i + 1} = Einsum<equation = 'bij,bkj->bik'>(t{i}, t{i}) t{i + 1} = Tanh(s{i + 1})"
+            for i in range(count)]  # fmt: skip
+    text = " ".join(made).replace("'", '"')
+    sums = " ".join(f"u{i} = Add(u{i + 1}, t{i})" for i in range(count - 1, 0, -1))
+    model = parse(
+        "g (float[8, 1, 16, 16] x) => (float[8] y) <int64[2] a = {1, 2}> "
+        f"{{ t0 = Squeeze(x) {text} u{count} = Neg(t{count}) {sums} "
+        "y = ReduceSum<keepdims = 0>(u1, a) }"
+    )
+    prepared = prepare(model, replace(PLANNED, costs=analytic_costs))
+    image, need = 8 * 16 * 16 * 4, prepared.reduced.need.bytes
+    budget = parse_budget(int(1.7 * image) + prepared.weights + prepared.beside.total)
+    assert need > budget.resolve(device_bytes=0, peak_bytes=0)
+    found = plan_best(prepared, budget, PlanOptions(work=200, threads=1))
+    assert "the batch is computed in 4 parts" in " ".join(found.plan.provenance.notes)
+
+
 def test_shares_end_together() -> None:
     assert shares(8, [1.0, 1.0]) == [4, 4]
     assert shares(8, [1.0, 3.0]) == [6, 2]

@@ -11,6 +11,8 @@ import pytest
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.fission import choose
+from onnxremat.fission.region import Region
+from onnxremat.fission.split import split
 from onnxremat.pipeline.closed_loop import Aim, Unfit, carried_out
 from onnxremat.pipeline.in_parts import batch_split
 from onnxremat.pipeline.in_parts.batch_split import plan_best
@@ -24,6 +26,7 @@ from onnxremat.pipeline.within_budget import Smallest
 from onnxremat.planner.options import Method, PlanOptions
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.solution import Certificate, Solution, Status
+from onnxremat.schedule.simulate import simulate
 from onnxremat.session.process import PARTS
 from onnxremat.units import parse_budget
 from tests.limits import LONG
@@ -155,3 +158,24 @@ def test_an_op_that_is_whole_whatever_is_in_parts() -> None:
     found = _refused(prepared, 3 * 65536 * 4)
     assert isinstance(found, InfeasibleError)
     assert "TopK" in found.why
+
+
+def test_the_last_of_the_results_may_be_one_that_goes_in_parts() -> None:
+    """All results and what the cheapest op to make the last of them needs, which is whole whatever
+    is in parts: another one needs less where it is in parts."""
+    prepared = prepare(
+        parse(
+            "g (float[4096] x, float[19, 64, 1] z) "
+            "=> (float[1024] a, int64[1024] c, float[19, 64] b) "
+            "<int64[1] k = {1024}, float[5] w = {1, 2, 3, 4, 5}, int64[1] axis = {2}> {"
+            "u = Sin(x) a, c = TopK(u, k) p = Mul(z, w) b = ReduceSum<keepdims = 0>(p, axis) }"
+        ),
+        ASKED,
+    )
+    graph, need = prepared.graph, prepared.reduced.need
+    order = sorted(graph.ops, key=lambda op: op.outputs[0] in "pb")
+    names = tuple(op.name for op in order[2:])
+    made = split(graph.with_ops(order), [Region(names, {"b": 0}, (1,) * 19, {})], 1)
+    peak = simulate(made, scratch=prepared.costs.scratch, weight_bytes=prepared.weights).peak
+    assert peak < need.bytes
+    assert isinstance(_refused(prepared, peak), NoPlanError)  # regions keep the listed order

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat import api
+from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.prepare import prepare
@@ -83,6 +84,24 @@ def test_as_many_as_it_takes() -> None:
     assert 0 < counts[0] < counts[1] < 8
 
 
+def test_a_large_weight_that_is_wide_while_it_is_read() -> None:
+    """Half of it besides is more than all of it, where nothing reads it in parts."""
+    settings = api.Settings(threads=1, fission=(), split_batch=(), costs=analytic_costs)
+    for layers, less in ((1, False), (8, True)):
+        model = chain(TensorProto.FLOAT16, layers=layers)
+        found, wide = (
+            api.optimize(
+                model, budget="min", settings=each, options=SHORT, bench_seconds=0
+            ).candidate
+            for each in (settings, replace(settings, narrow=()))
+        )
+        assert found.process < wide.process if less else found.process == wide.process
+        floor = found.prepared.floor.total
+        assert found.lower == floor if less else found.lower > floor
+        notes = found.plan.provenance.notes
+        assert any("can work with these weights in half precision" in n for n in notes) == less
+
+
 def test_where_nothing_else_fits() -> None:
     """Weights and results fit, one product does not: parts may do, and so may narrow weights."""
     model = chain(TensorProto.FLOAT16, rows=1024)
@@ -94,6 +113,21 @@ def test_where_nothing_else_fits() -> None:
     for command in (api.optimize, api.plan):
         found = command(model, budget=least - 2**17, settings=settings, options=SHORT)
         assert found.plan.provenance.settings["narrow"]
+
+
+def test_weights_that_nobody_reads(tmp_path: Path) -> None:
+    model = chain(TensorProto.FLOAT, layers=1)
+    drawn = np.random.default_rng(0).standard_normal(SIDE * SIDE).astype(np.float16)
+    read = drawn.reshape(SIDE, SIDE).astype(np.float32)
+    del model.graph.initializer[:]
+    for name, values in (("w0", read), ("line", read.ravel()), ("block", read.reshape(4, 6, -1))):
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "in.onnx")
+    settings = api.Settings(threads=1, target="none", fission=(), split_batch=())
+    result = api.optimize(model, budget="min", settings=settings, options=SHORT)
+    assert "w0" in result.plan.provenance.settings["narrow"]
+    result.save(tmp_path / "out.onnx")
+    assert api.verify(tmp_path / "in.onnx", tmp_path / "out.onnx").ok
 
 
 def test_float32_weights_stay() -> None:

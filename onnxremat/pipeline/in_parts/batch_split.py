@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from onnxremat.errors import (
     EndedError,
@@ -83,7 +84,9 @@ class _Parts:
 
     Attributes:
         splits: the model in so many parts, whole included, as far as it was asked for.
-        why: why it does not go in parts, "" where it does.
+        why: why it does not go in parts, or in no more, "" where it does.
+        fails: the fewest parts that it is known not to go in: parts of one row may be what an op
+            does not take, so that this says nothing of fewer.
         untried: there was no time to find that out.
         whole: the plan of the whole that is at hand, None where there is none.
     """
@@ -95,6 +98,7 @@ class _Parts:
     log: Phases
     splits: dict[int, Prepared] = field(default_factory=dict)
     why: str = ""
+    fails: float = inf
     untried: bool = False
     whole: Candidate | None = None
 
@@ -110,20 +114,22 @@ class _Parts:
 
     def split(self, parts: int) -> Prepared | None:
         """The model in so many parts, None where it does not go."""
-        if parts not in self.splits and not self.why:
-            self.why = out_of_time(self.prepared, self.options, self.log, parts)
-            self.untried = bool(self.why)
-        if parts not in self.splits and not self.why:
+        if parts not in self.splits and parts < self.fails and not self.untried:
+            why = out_of_time(self.prepared, self.options, self.log, parts)
+            self.untried = bool(why)
             try:
-                with self.log.ending(self.whole is not None):
-                    self.splits[parts] = prepare_split(
-                        self.prepared, (parts,), self.log, self.options.left
-                    )
+                if not why:
+                    with self.log.ending(self.whole is not None):
+                        self.splits[parts] = prepare_split(
+                            self.prepared, (parts,), self.log, self.options.left
+                        )
             except (UsageError, UnsupportedError) as error:
-                self.why = _sentence(error)
+                why = _sentence(error)
             except EndedError:
-                self.why = INTERRUPTED
+                why = INTERRUPTED
                 self.untried = True
+            if why:
+                self.why, self.fails = why, parts
         return self.splits.get(parts)
 
     def limit(self, split: Prepared) -> Limit:
@@ -143,11 +149,15 @@ class _Parts:
         while parts * room < self._values and self._may_be(2 * parts):
             parts *= 2
         split = self.split(parts)
+        if split is None and parts > 2:
+            parts, split = 2, self.split(2)
         while split and self._may_be(2 * parts):
             if split.store_all_peak <= self.limit(split).planned or options.stopped:
                 break
-            parts *= 2
-            split = self.split(parts)
+            more = self.split(2 * parts)
+            if more is None:
+                break
+            parts, split = 2 * parts, more
         if split is None:
             return None
         over = f"recomputing takes {whole.plan.provenance.overhead:+.1%}" if whole else ""

@@ -139,8 +139,8 @@ class RegionsInParts(InParts):
         reduced = self.prepared.reduced
         need = reduced.need
         if need.op >= 0 and need.bytes > limit.planned:
-            name = self.prepared.graph.ops[reduced.index[need.op]].name
-            if self.choosers.never(name):
+            ops = (self.prepared.graph.ops[reduced.index[op]] for op in (need.op, *need.others))
+            if all(self.choosers.never(op.name) for op in ops):
                 return ""
         return NOT_EVERY
 

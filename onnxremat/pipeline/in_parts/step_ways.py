@@ -84,22 +84,27 @@ class StepInParts(InParts):
         return best
 
     def _batches(self, room: int, why: str) -> Iterator[Prepared]:
-        """More and more parts of the batch, from as many as may fit.
+        """More and more parts of the batch, from as many as may fit, or as there can be.
 
         Args:
             room: bytes of values; 0 for as little as can be.
         """
         parts, values = 2, self.prepared.store_all_peak - self.prepared.weights
-        while room and parts * room < values and parts < MOST:
+        while room and parts * room < values and self._may_be(2 * parts):
             parts *= 2
-        while parts <= MOST and parts * len(self.prepared.graph.ops) <= MOST_OPS:
+        split = self._split(StepParts(BATCH, parts), why) if self._may_be(parts) else None
+        while split is None and parts > 2 and not (self.late or self.options.stopped):
+            parts //= 2  # there are fewer rows
             split = self._split(StepParts(BATCH, parts), why)
-            if split is None:
-                return
+        while split is not None:
             yield split
             if self.options.stopped or (self.options.left <= 0 and not room):
                 return
             parts *= 2
+            split = self._split(StepParts(BATCH, parts), why) if self._may_be(parts) else None
+
+    def _may_be(self, parts: int) -> bool:
+        return parts <= MOST and parts * len(self.prepared.graph.ops) <= MOST_OPS
 
     def _images(self, why: str) -> Iterator[Prepared]:
         for parts in IMAGES:

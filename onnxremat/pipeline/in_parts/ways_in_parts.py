@@ -47,6 +47,20 @@ def attempt_in_parts(
     return None if isinstance(found, Candidate) and not found.in_order else found
 
 
+def proven_of(found: Candidate, what: str, why: str) -> Candidate:
+    """The smallest plan of some, with what is proven of these alone: of all that there are it is
+    what is there in any plan.
+
+    Args:
+        what: it is proven for.
+        why: others may need less.
+    """
+    proof, floor = no_less(found.lower), found.prepared.floor.total
+    notes = [n for n in found.plan.provenance.notes if not n.startswith(proof)]
+    notes += [f"{proof} can work {what}: {found.why}", why]
+    return replace(found.told(notes=tuple(notes)), lower=min(floor, found.lower), why=WORDS)
+
+
 @dataclass
 class InParts(ABC):
     """Plans with something in parts.
@@ -97,12 +111,14 @@ class InParts(ABC):
     def leaner(self, whole: Candidate) -> Candidate:
         """The least memory: that of a candidate, or of one in parts."""
         self.whole = whole
-        split = self._leanest()
-        takes = split and split.store_all_peak + split.beside.total
-        if not split or not takes or takes > whole.process / LEANER or self.options.stopped:
-            return self._of_whole_alone(whole)
-        found = self._at_minimum(split, self.options)
-        return found if found and found.process < whole.process else whole
+        split, found = self._leanest(), None
+        if split and not self.options.stopped:
+            needs = split.reduced.need.bytes + split.beside.total
+            if needs <= LEANER * whole.process:  # recomputation may bring it down to that
+                found = self._at_minimum(split, self.options)
+        if found and found.process < whole.process:
+            return found
+        return self.of_whole_alone(whole)
 
     def _at_minimum(self, split: Prepared, options: PlanOptions) -> Candidate | None:
         """The least memory of a graph in parts; None where onnxruntime runs it in another order."""
@@ -111,19 +127,23 @@ class InParts(ABC):
         found = at_minimum(split, replace(least, lower=floor, why=WORDS), options, self.log)
         return found if found.in_order else None
 
-    def _of_whole_alone(self, whole: Candidate) -> Candidate:
-        """The smallest plan of the whole; where parts were not tried to the end what is proven is
-        of the whole alone, and it says so."""
-        stopped = INTERRUPTED if self.options.stopped else ""
-        why = self.late or self.unfinished or stopped
-        floor = self.prepared.floor.total
-        if not why or whole.lower <= floor:
+    def of_whole_alone(self, whole: Candidate) -> Candidate:
+        """The smallest plan of the whole; where parts may do with less what is proven is of the
+        whole alone, and it says so."""
+        if whole.lower <= self.prepared.floor.total:
             return whole
-        proof = no_less(whole.lower)
-        notes = [n for n in whole.plan.provenance.notes if not n.startswith(proof)]
-        notes.append(f"{proof} can work for the model as a whole: {whole.why}")
-        notes.append(f"parts may need less: {why}")
-        return replace(whole.told(notes=tuple(notes)), lower=floor, why=WORDS)
+        below = Limit(whole.lower - 1 - self.prepared.beside.total)
+        why = self._untried or self._why_not_proven(below)
+        return (
+            proven_of(whole, "for the model as a whole", f"parts may need less: {why}")
+            if why
+            else whole
+        )
+
+    @property
+    def _untried(self) -> str:
+        """Why parts were not tried to the end, "" where they were."""
+        return self.late or self.unfinished or (INTERRUPTED if self.options.stopped else "")
 
     def _begins(self) -> bool:
         """Whether parts are looked for at all; else it is known why not."""
@@ -209,7 +229,7 @@ class InParts(ABC):
             needs = f"at least {format_bytes(floor.total)} ({floor.total} B) are needed: {WORDS}"
             why = beside_too(needs, floor.beside)
             return replace(known, proven=True, why=why, lower=floor.total).error()
-        untried = self.late or self.unfinished
+        untried = self._untried
         if least is None and not untried:
             untried = self._why_not_proven(limit) if known.proven else ""
             if not untried:
