@@ -11,8 +11,8 @@ from onnx import helper, numpy_helper
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.ort.session import open_session, session_options
+from onnxremat.training.sessions import UNPLANNED
 from onnxremat.training.state import FirstValues, input_types
-from onnxremat.training.trainer import UNPLANNED
 
 
 def net(statistics: dict[str, np.ndarray], names: tuple[str, ...]) -> onnx.ModelProto:

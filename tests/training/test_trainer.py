@@ -26,6 +26,7 @@ from onnxremat.grad import CrossEntropy, differentiate, training_of
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.session import held as held_module
+from onnxremat.training import sessions
 from onnxremat.training import trainer as loop
 from onnxremat.training.data import Arrays, Loader, open_data
 from onnxremat.training.schedules import Schedule
@@ -166,10 +167,10 @@ def test_no_parsed_graph_is_held_while_a_session_is_opened(
         held.extend(reference() is not None for reference in parsed)
         return held_session(*given, **more)
 
-    held_session = loop.open_held
+    held_session = sessions.open_held
     monkeypatch.setattr(loop, "open_step", noted(loop.open_step))
     monkeypatch.setattr(loop, "FirstValues", noted(loop.FirstValues))
-    monkeypatch.setattr(loop, "open_held", opened)
+    monkeypatch.setattr(sessions, "open_held", opened)
     monkeypatch.setattr(held_module, "open_held", opened)
     graph, weights = tmp_path / "step.onnx", tmp_path / "net.onnx"
     onnx.save(differentiate(net(), optimizer="adamw", accumulate=accumulate), graph)

@@ -20,6 +20,7 @@ from onnxremat.grad import differentiate
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
+from onnxremat.workers.data_parallel import DataParallel
 from onnxremat.workers.layers import J
 from onnxremat.workers.mpi import STARTED
 from onnxremat.workers.pipeline import B, F, W
@@ -159,6 +160,23 @@ def test_gradients_of_a_tied_weight_are_joined_when_both_are_there() -> None:
     for batch in Arrays(arrays(), 12).epoch(0):
         assert pipe.step(batch) == pytest.approx(whole.step(batch), rel=1e-5)
     np.testing.assert_allclose(pipe.state["w"], whole.state["w"], rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_scale_that_is_given_and_an_input_that_nobody_reads() -> None:
+    """The update of a step that is cut in two reads the former."""
+    model = net(6)
+    model.graph.input.append(helper.make_tensor_value_info("unread", 1, [6, 2]))
+    step = differentiate(model, optimizer="sgd", initializers=True, loss_scale=True)
+    batch = {name: a[:6] for name, a in arrays().items()} | {"unread": np.zeros((6, 2), np.float32)}
+    settings: dict[str, Any] = {"rate": 0.1, "threads": 1, "loss_scale": 8.0}
+    one = Trainer(step, **settings)
+    others = [
+        PipelineParallel(step, ranks=ALONE, wanted=Wanted(1), **settings),
+        DataParallel(step, ranks=ALONE, **settings),
+    ]
+    losses = one.fit(Arrays(batch, 6), 3)
+    for other in others:
+        np.testing.assert_allclose(other.fit(Arrays(batch, 6), 3), losses, rtol=1e-6)
 
 
 def test_a_target_without_rows_is_that_of_every_micro_batch() -> None:
