@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from onnxremat.grad.at_rest import at_rest
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.frozen import check_frozen
+from onnxremat.grad.scaling import GOOD
 from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import files_of, write_model
@@ -308,13 +309,15 @@ class Trainer:
             The loss of every step of this call.
 
         Raises:
-            UsageError: the data do not suit the graph, or the loss is no number any more.
+            UsageError: the data do not suit the graph, or the loss is no number any more: where a
+                loss scale skips such updates, in all steps of an epoch.
         """
         data = read_by(self.training, self.types, by_epoch(data))
         progress, losses, due = self.progress, [], False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
         progress.begin(getattr(data, "order", ""), len(data), self.accumulate)
         while progress.epoch < epochs:
+            begin = len(losses)
             for batch in data.epoch(progress.epoch, progress.batch):
                 loss = self.step(batch)
                 progress.batch += 1
@@ -327,6 +330,7 @@ class Trainer:
                     self.save(checkpoint)
                     due = False
             self.update()
+            self._require_update(losses[begin:])
             progress.epoch, progress.batch = progress.epoch + 1, 0
             if checkpoint is None:
                 self.require_sound()
@@ -351,6 +355,20 @@ class Trainer:
                 where=self.progress.where_lost(),
                 why="training diverged, or the data hold infinities or values that are no numbers",
                 hint="a lower --rate, a --warmup, or a step made with --clip-norm 1",
+            )
+
+    def _require_update(self, losses: Sequence[float]) -> None:
+        """Raises:
+        UsageError: an epoch with these losses has trained nothing.
+        """
+        good = self.state.get(GOOD)
+        if losses and good is not None and not good and not np.isfinite(losses).any():
+            raise UsageError(
+                f"epoch {self.progress.epoch + 1} has trained nothing: the loss is {losses[-1]} in "
+                "all its steps",
+                why="the loss scale skips such updates; the model overflows, or the data hold "
+                "infinities or values that are no numbers",
+                hint="bf16 or float32 in place of fp16, or look at the data",
             )
 
     # ---- state ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, TrainingWarning, UsageError
-from onnxremat.grad import CrossEntropy, differentiate, training_of
+from onnxremat.grad import CrossEntropy, LossScale, differentiate, training_of
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.session import held as held_module
@@ -302,6 +302,17 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path, cut: int) -> None:
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(ModelError, match="cannot read the tensors"):
         read_tensors(file)
+
+
+def test_an_epoch_whose_updates_were_all_skipped_is_no_success() -> None:
+    """With a loss scale parameters stay numbers, and would be exported as if they were trained."""
+    graph = differentiate(net(), optimizer="sgd", initializers=True, loss_scale=LossScale(8.0))
+    data = arrays()
+    once, ever = (data["x"].copy() for _ in range(2))
+    once[0], ever[:] = np.nan, np.nan
+    Trainer(graph, threads=1).fit(Arrays(data | {"x": once}, BATCH), 2)
+    with pytest.raises(UsageError, match="epoch 1 has trained nothing: the loss is nan"):
+        Trainer(graph, threads=1).fit(Arrays(data | {"x": ever}, BATCH), 2)
 
 
 @pytest.mark.parametrize("where", ["w1", "mean", "w1.grad_sum"])
