@@ -212,6 +212,11 @@ class Trainer:
         """Rows of a step, of all processes together."""
         return self.batch_size
 
+    @property
+    def joined(self) -> int:
+        """Batches of the step's own rows whose gradients an update averages."""
+        return self.accumulate
+
     # ---- steps ---------------------------------------------------------------------------
 
     def step(self, batch: Batch, rate: float | None = None) -> float:

@@ -293,6 +293,11 @@ class DataParallel(Trainer):
         return self.batch_size * self.ranks.size
 
     @property
+    def joined(self) -> int:
+        """Batches of the step's own rows whose gradients an update averages."""
+        return self.accumulate * self.ranks.size
+
+    @property
     def whole(self) -> bool:
         """No gradients wait for an update, which are those of this process."""
         return self.ranks.size == 1 or not self.progress.gathered

@@ -166,9 +166,14 @@ class PipelineParallel(Trainer):
         return {self.training.loss: np.array(mean, np.float32)}
 
     @property
+    def joined(self) -> int:
+        """Micro-batches of a step, in all pipelines."""
+        return self.wanted.micro_batches * self.wanted.pipelines
+
+    @property
     def _share(self) -> float:
         """Of a micro-batch in a step of all pipelines."""
-        return 1.0 / (self.wanted.micro_batches * self.wanted.pipelines)
+        return 1.0 / self.joined
 
     def update(self, rate: float | None = None) -> None:
         """Every step updates: nothing is left."""
