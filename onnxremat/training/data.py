@@ -301,6 +301,14 @@ def check_batch(about: Training, batch: Batch, types: Types) -> None:
             is no class.
     """
     check_names(batch, about.fed, "the step")
+    for name in about.fed:
+        given, wanted = np.shape(batch[name]), types.get(name, ((),))[0]
+        if given[1:] == wanted[1:] and given[:1] < wanted[:1]:
+            raise UsageError(
+                f"input '{name}' has shape {list(given)}, the step wants {list(wanted)}",
+                hint="leave out what does not fill a batch, as the last of an epoch does not "
+                "(drop_last=True of a DataLoader)",
+            )
     if about.target in batch:
         given, wanted = np.shape(batch[about.target]), types[about.target][0]
         if given[:1] == wanted[:1] and given != wanted:

@@ -318,7 +318,7 @@ class Trainer:
                 loss scale skips such updates, in all steps of an epoch.
         """
         data = read_by(self.training, self.types, by_epoch(data))
-        progress, losses, due = self.progress, [], False
+        progress, losses, due = self.progress, list[float](), False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
         progress.begin(getattr(data, "order", ""), len(data), self.accumulate)
         while progress.epoch < epochs:

@@ -398,6 +398,14 @@ def test_batches_as_a_list() -> None:
         assert word in str(refused.value)
 
 
+def test_the_last_batch_of_an_epoch_that_is_not_full_is_told_of() -> None:
+    rows = [slice(0, BATCH), slice(BATCH, 2 * BATCH - 3)]
+    batches = [{name: a[each] for name, a in arrays().items()} for each in rows]
+    with pytest.raises(UsageError, match=r"\[5, 4\], the step wants \[8, 4\]") as caught:
+        trainer().fit(batches, 1)
+    assert "drop_last" in caught.value.hint
+
+
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = trainer()
     write_tensors(tmp_path / "c.safetensors", {"a": np.ones(8, np.float32)})
