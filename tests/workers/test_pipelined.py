@@ -27,6 +27,7 @@ from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.schedules import NAMED
 from onnxremat.workers.staged import Wanted
+from tests.toolbox import parse
 from tests.training import nets
 from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write
 from tests.workers.test_overlap import joined
@@ -177,6 +178,24 @@ def test_a_loss_scale_that_is_given_and_an_input_that_nobody_reads() -> None:
     losses = one.fit(Arrays(batch, 6), 3)
     for other in others:
         np.testing.assert_allclose(other.fit(Arrays(batch, 6), 3), losses, rtol=1e-6)
+
+
+def test_parts_that_stop_at_made_up_values_are_estimated() -> None:
+    """They are measured with zeros for whole numbers, and one divides by them."""
+    text = """g (float[2, 3] x, int64[2] at, int64[2] by) => (float[2, 3] y) {
+        h = Tanh(x)  a = MatMul(h, w)  row = Div(at, by)  b = Gather(table, row)  y = Add(a, b) }"""
+    model = parse(text)
+    for name, shape in {"w": (3, 3), "table": (4, 3)}.items():
+        value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 9
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    step = differentiate(model, optimizer="sgd", initializers=True)
+    batch = {"x": np.ones((4, 3), np.float32), "at": np.arange(4), "by": np.full(4, 2)}
+    batch["labels"] = np.arange(4) % 3
+    one, pipe = (
+        PipelineParallel(step, ranks=ALONE, wanted=Wanted(2, *cut), threads=1)
+        for cut in ((), ("interleaved", "Add_4"))
+    )
+    assert pipe.step(batch) == one.step(batch)
 
 
 def test_a_target_without_rows_is_that_of_every_micro_batch() -> None:
