@@ -228,6 +228,8 @@ def test_wrong_uses_are_named() -> None:
         differentiate(net(8), optimizer=None, accumulate=2)
     with pytest.raises(UsageError, match="average 0 batches"):
         differentiate(net(8), accumulate=0)
+    with pytest.raises(UsageError, match="accumulate is 1.5"):
+        differentiate(net(8), accumulate=1.5)
     graph = differentiate(net(8), accumulate=2)
     with pytest.raises(UsageError, match="the update of a training step"):
         Trainer(update_of(graph), net(8))
