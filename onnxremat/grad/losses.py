@@ -73,8 +73,8 @@ class CrossEntropy(Loss):
     Of labels none of which counts the mean is not a number, and the gradient 0, as in PyTorch.
 
     Raises:
-        UsageError: smoothing that is no part, a weight that is no number, or a label or an axis that
-            is no whole one.
+        UsageError: smoothing that is no part, a weight that is no number, or a label or an axis
+            that is no whole one.
     """
 
     ignore_index: int | None = None

@@ -228,7 +228,7 @@ def test_wrong_uses_are_named() -> None:
         differentiate(net(8), optimizer=None, accumulate=2)
     with pytest.raises(UsageError, match="average 0 batches"):
         differentiate(net(8), accumulate=0)
-    with pytest.raises(UsageError, match="accumulate is 1.5"):
+    with pytest.raises(UsageError, match=r"accumulate is 1\.5"):
         differentiate(net(8), accumulate=1.5)
     graph = differentiate(net(8), accumulate=2)
     with pytest.raises(UsageError, match="the update of a training step"):
