@@ -110,8 +110,10 @@ class Loader:
         if self._count is None:
             with _blamed("the loader"):
                 batches = self._function(0)
-                sized = hasattr(batches, "__len__")
-                self._count = len(batches) if sized else sum(1 for _ in batches)  # type: ignore[arg-type]
+                try:
+                    self._count = len(batches)  # type: ignore[arg-type]
+                except TypeError:  # a DataLoader has a length as far as what it reads has one
+                    self._count = sum(1 for _ in batches)
         if not self._count:
             raise UsageError("the loader makes no batches", where="epoch 0")
         return self._count

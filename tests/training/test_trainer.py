@@ -398,6 +398,18 @@ def test_batches_as_a_list() -> None:
         assert word in str(refused.value)
 
 
+def test_batches_whose_number_nobody_knows_are_counted() -> None:
+    """As a DataLoader of an IterableDataset says of itself that it has a length, and has none."""
+
+    class Unsized(list[Any]):
+        def __len__(self) -> int:
+            raise TypeError("what it reads has no len()")
+
+    rows = [*Arrays(arrays(), BATCH, shuffle=False).epoch(0)]
+    one, other = trainer(), trainer()
+    assert one.fit(Unsized(rows), 2) == other.fit(rows, 2)
+
+
 def test_the_last_batch_of_an_epoch_that_is_not_full_is_told_of() -> None:
     rows = [slice(0, BATCH), slice(BATCH, 2 * BATCH - 3)]
     batches = [{name: a[each] for name, a in arrays().items()} for each in rows]
