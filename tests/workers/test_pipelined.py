@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import models
 from onnxremat.cli.commands import app
 from onnxremat.errors import UsageError
-from onnxremat.grad import differentiate
+from onnxremat.grad import LossScale, differentiate
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
@@ -120,8 +120,12 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
     plain = prepare(tmp_path / "plain", "gpt2", optimizer="sgd")
     clipped = prepare(tmp_path / "clipped", "gpt2", optimizer="sgd", clip_norm=0.5)
     adamw = prepare(tmp_path / "adamw", "gpt2", optimizer="adamw")
+    # The count of its steps is held back where one is skipped, and so is one rank's to keep.
+    settings = {"optimizer": "adam:epsilon=0.01", "loss_scale": LossScale(8.0)}
+    scaled = prepare(tmp_path / "scaled", "gpt2", **settings)
     rows = [planned(plain, "1f1b", 20), planned(clipped, "zb-h1", 3), planned(adamw, "gpipe", 20)]
-    run(tmp_path, 2, rows)
+    run(tmp_path, 2, [*rows, counted := planned(scaled, "1f1b", 5)])
+    compare(scaled, counted, 1e-4, 1e-5)
     compare(plain, rows[0], 1e-5, 1e-5)
     compare(clipped, rows[1], 1e-5, 1e-5)
     compare(adamw, rows[2], 10.0, 1e-4)  # it makes rounding large where a gradient is zero
