@@ -19,14 +19,16 @@ from onnxremat.errors import UsageError
 from onnxremat.grad import LossScale, differentiate
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
+from onnxremat.training.state import Step
 from onnxremat.training.trainer import Trainer
 from onnxremat.workers.data_parallel import DataParallel
+from onnxremat.workers.halves import halves_of
 from onnxremat.workers.layers import J
 from onnxremat.workers.mpi import STARTED
 from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.pipelined import PipelineParallel
 from onnxremat.workers.schedules import NAMED
-from onnxremat.workers.staged import Wanted
+from onnxremat.workers.staged import Wanted, gathered
 from tests.toolbox import parse
 from tests.training import nets
 from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write
@@ -276,6 +278,17 @@ def test_statistics_of_a_module_that_two_stages_call_move_in_one() -> None:
             one.step({n: a[6 * k : 6 * k + 6] for n, a in batch.items()})
     for name in ("mean", "var", "w", "v", "s"):
         np.testing.assert_allclose(pipe.state[name], one.state[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_stage_that_begins_with_a_normalization_has_its_statistics() -> None:
+    """What is copied of them for the kernel is listed before it, in the stage that ends there."""
+    step = differentiate(nets.net(), optimizer="sgd", initializers=True)
+    layers = halves_of(gathered(Step(step, None, None)).model, None).layers(
+        ["BatchNormalization_1"]
+    )
+    for name in ("mean", "var"):
+        assert {layer for (_, layer), ops in layers.parts.items()
+                if any(name in op.reads for op in ops)} == {1}  # fmt: skip
 
 
 @several
