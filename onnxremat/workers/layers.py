@@ -160,7 +160,7 @@ def layers_of(
 def _shows_state(graph: Graph, op: Op, moved: Set[str]) -> bool:
     """An op reads state that the step overwrites, and makes little else of it: a copy for a kernel
     that writes over it, say."""
-    own = moved.intersection(op.reads)
+    own = moved & {*op.reads}
     made, kept = (sum(graph.tensors[n].bytes for n in names) for names in (op.writes, own))
     return bool(own) and (len(own) == len({*op.reads}) or made <= kept)
 
