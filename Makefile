@@ -159,7 +159,7 @@ $(VENV)/ready: pyproject.toml $(wildcard onnxremat/*/*.c)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	$(BIN)/python -c "from onnxremat.planner.search import warm_up; warm_up(); warm_up(2)" & search=$$!; \
-	$(BIN)/python -c "from onnxremat.placement.kernels import warm_up; warm_up(); import onnxremat.workers.kernels" \
+	$(BIN)/python -c "from onnxremat.placement.kernels import warm_up; warm_up(); import onnxremat.workers.pipelines.kernels" \
 	&& wait $$search
 	@touch $@
 

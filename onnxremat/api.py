@@ -44,15 +44,15 @@ from onnxremat.graph.onnx_io import files_of, missing_file, read_model, write_mo
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.devices.settings_over_devices import settings_over_devices
 from onnxremat.pipeline.in_session import InOneSession, SessionRun, store_all_timeline
 from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
+from onnxremat.pipeline.original.source import Source, read_source
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
 from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
-from onnxremat.pipeline.settings_over_devices import settings_over_devices
-from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.pipeline.time_left import left_of, limited
 from onnxremat.pipeline.verify import Verification, verify
@@ -129,7 +129,7 @@ class OptimizeResult(Result):
             UsageError: unknown suffix, the folder is not writable, or several devices.
         """
         from onnxremat.report.chrome_trace import write_trace
-        from onnxremat.report.timeline import View, draw_timeline
+        from onnxremat.report.plots.timeline import View, draw_timeline
 
         made, run = self.candidate.artifact, self.candidate.measured
         if not isinstance(made, InOneSession):
@@ -152,10 +152,10 @@ class OptimizeResult(Result):
             UsageError: another suffix than ``.html``, or the folder is not writable.
         """
         from onnxremat.pipeline.planned import Written
-        from onnxremat.report.carried import of_written
-        from onnxremat.report.devices_page import devices_page
-        from onnxremat.report.page import page
-        from onnxremat.report.spread import Spread
+        from onnxremat.report.pages.carried import of_written
+        from onnxremat.report.pages.devices_page import devices_page
+        from onnxremat.report.pages.page import page
+        from onnxremat.report.pages.spread import Spread
 
         made = self.candidate.artifact
         if isinstance(made, InOneSession):

@@ -48,7 +48,8 @@ def _alone_with_time() -> Iterator[None]:
     """No test depends on how long anything takes, nor on what others were refused."""
     from onnxremat.cost import detect, links, measure, rounds
     from onnxremat.execute import calibration
-    from onnxremat.pipeline import device_ways, kept_plans, pipelined, rates, time_left
+    from onnxremat.pipeline import kept_plans, time_left
+    from onnxremat.pipeline.devices import device_ways, pipelined, rates
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "RUNS", (2, 4))  # of an op: a few tell enough

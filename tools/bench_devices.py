@@ -37,8 +37,8 @@ from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.bench import Timing, bench, beside_devices
+from onnxremat.pipeline.devices.over_devices import DevicesRun
 from onnxremat.pipeline.optimize import Request, optimize
-from onnxremat.pipeline.over_devices import DevicesRun
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result
 from onnxremat.pipeline.verify import Verification, verify_deployment

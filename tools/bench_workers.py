@@ -251,10 +251,10 @@ def in_words(row: dict[str, Any]) -> str:
 
 def row_oracles(folder: Path) -> None:
     """1F1B / fast-forwarding / ZB-H1 with F = B = W = 1, and what auto reaches."""
-    from onnxremat.workers.pipeline import Pipeline
-    from onnxremat.workers.replay import carry_out
-    from onnxremat.workers.schedules import named
-    from onnxremat.workers.search import best_order
+    from onnxremat.workers.pipelines.pipeline import Pipeline
+    from onnxremat.workers.pipelines.replay import carry_out
+    from onnxremat.workers.pipelines.schedules import named
+    from onnxremat.workers.pipelines.search import best_order
 
     for p, m in ((2, 4), (4, 8), (8, 32)):
         one = (1.0,) * p
@@ -267,7 +267,7 @@ def row_oracles(folder: Path) -> None:
 
 def row_toy(folder: Path) -> None:
     """The study's twelve equal layers, communication 0.5 and 0.8 of compute."""
-    from onnxremat.workers.exchange import Network, Times, simulate
+    from onnxremat.workers.sums.exchange import Network, Times, simulate
 
     one = (1.0,) * 12
     times = Times(one, (0.0, *one[1:]), one, (1,) * 12)

@@ -46,7 +46,7 @@ def _rank_in_turn(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dic
     """One process, two that share nothing, freely and step by step, and two that train together:
     seconds of each, turn by turn; the sum of rates of those that share nothing."""
     from onnxremat.training.trainer import Trainer
-    from onnxremat.workers.data_parallel import DataParallel
+    from onnxremat.workers.sums.data_parallel import DataParallel
 
     alone = Trainer(folder / "step.onnx", rate=1e-3, threads=1)
     both = DataParallel(folder / "step.onnx", ranks=ranks, rate=1e-3, threads=1)
@@ -76,8 +76,8 @@ def _rank_in_turn(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dic
 def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Per ratio of communication to compute: the exchange found, and plain order, in turn."""
     from onnxremat.workers.courier import Delay
-    from onnxremat.workers.data_parallel import DataParallel, Overlap
-    from onnxremat.workers.layers import U
+    from onnxremat.workers.sums.data_parallel import DataParallel, Overlap
+    from onnxremat.workers.sums.layers import U
 
     batch, found = dict(np.load(folder / "data.npz")), []
 
@@ -119,8 +119,8 @@ def _rank_reverse(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dic
 def _rank_pipeline(ranks: Any, folder: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Per schedule, step by step in turn, what a step takes, and what it takes by simulation with
     its parts' own times. Schedules of as many stages have the same ones."""
-    from onnxremat.workers.pipelined import PipelineParallel
-    from onnxremat.workers.staged import Wanted
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.staged import Wanted
 
     cuts, trainers = dict[int, str](), dict[str, Any]()
     for name in options["schedules"]:
@@ -152,10 +152,10 @@ def _rank_pipeline(ranks: Any, folder: Path, options: dict[str, Any]) -> list[di
 
 def _one_step(trainer: Any, ranks: Any, batch: Any) -> tuple[float, Any]:
     """Seconds of the micro-batches of a step, and their schedule with what each part took."""
-    from onnxremat.workers.layers import J
-    from onnxremat.workers.pipeline import Pipeline, W
-    from onnxremat.workers.replay import carry_out
-    from onnxremat.workers.stages import grouped
+    from onnxremat.workers.pipelines.pipeline import Pipeline, W
+    from onnxremat.workers.pipelines.replay import carry_out
+    from onnxremat.workers.pipelines.stages import grouped
+    from onnxremat.workers.sums.layers import J
 
     trainer.seconds.clear()
     ranks.meet()
@@ -177,8 +177,8 @@ def _one_step(trainer: Any, ranks: Any, batch: Any) -> tuple[float, Any]:
 def _rank_memory(ranks: Any, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """What processes take within a budget: as planned, and by how much they grew."""
     from onnxremat.memory.native import trim
-    from onnxremat.workers.pipelined import PipelineParallel
-    from onnxremat.workers.staged import Wanted
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.staged import Wanted
 
     batch = dict(np.load(folder / "data.npz"))
     stages = options.get("stages", "")

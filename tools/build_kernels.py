@@ -12,8 +12,9 @@ from pathlib import Path
 
 SEARCH = "from onnxremat.planner.search import warm_up; warm_up(); warm_up(2)"
 OTHERS = (
-    "from onnxremat.placement.kernels import warm_up; warm_up(); import onnxremat.workers.kernels; "
-    "from onnxremat.fission.kernels import warm_up; warm_up()"
+    "from onnxremat.placement.kernels import warm_up; warm_up(); "
+    "from onnxremat.fission.kernels import warm_up; warm_up(); "
+    "import onnxremat.workers.pipelines.kernels"
 )
 LATER = "ONNXREMAT_KERNELS"  # set to ``later``: a build without them
 DECORATED = re.compile(r"^@compiled\(", re.MULTILINE)

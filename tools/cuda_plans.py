@@ -39,12 +39,12 @@ from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.providers import load_cuda_libraries
 from onnxremat.pipeline.closed_loop import Unfit, attempt
-from onnxremat.pipeline.device_plan import DeviceModel
-from onnxremat.pipeline.over_devices import OverDevices
+from onnxremat.pipeline.devices.device_plan import DeviceModel
+from onnxremat.pipeline.devices.over_devices import OverDevices
+from onnxremat.pipeline.devices.several_devices import SeveralDevices
+from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.pipeline.site import Site
 from onnxremat.planner.options import PlanOptions
 
 GPU, HOST = "cuda:0", "cpu"

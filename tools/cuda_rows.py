@@ -50,7 +50,7 @@ from onnxremat.ort.session import TUNED, runtime_version
 from onnxremat.ort.values import Copies, Stage, as_array, moved
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.bench import OnDevices, bench
-from onnxremat.pipeline.over_devices import DevicesRun, run_whole
+from onnxremat.pipeline.devices.over_devices import DevicesRun, run_whole
 from onnxremat.schedule.assign import assigned as plan_of
 from onnxremat.schedule.assign import split
 from onnxremat.session.compare import compare

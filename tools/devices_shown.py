@@ -32,14 +32,14 @@ from onnxremat.graph.ir import Graph
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.bench import Timing, bench, beside_devices
-from onnxremat.pipeline.device_plan import device_model
-from onnxremat.pipeline.device_ways import Trials, measured_on, whole_or_in_parts
-from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
+from onnxremat.pipeline.devices.device_plan import device_model
+from onnxremat.pipeline.devices.device_ways import Trials, measured_on, whole_or_in_parts
+from onnxremat.pipeline.devices.over_devices import DevicesRun, OverDevices
+from onnxremat.pipeline.devices.settings_over_devices import settings_over_devices
+from onnxremat.pipeline.devices.several_devices import SeveralDevices
+from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.settings_over_devices import settings_over_devices
-from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.verify import Verification, verify_deployment
 from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.options import PlanOptions

@@ -23,7 +23,7 @@ FURTHER = (
     "onnxremat.device.machine.Device", "onnxremat.device.machine.Link",
     "onnxremat.execute.executor.Executor", "onnxremat.execute.pipelined.Pipeline",
     "onnxremat.schedule.plan.Plan", "onnxremat.schedule.plan.Provenance",
-    "onnxremat.grad.listed.Parameters",
+    "onnxremat.grad.exported.listed.Parameters",
 )  # fmt: skip
 
 

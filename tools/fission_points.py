@@ -24,8 +24,8 @@ from onnxremat.fission.pricing import Priced
 from onnxremat.graph.onnx_io import to_model, write_model
 from onnxremat.ort.profile import Profile, profile, run_session
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.pipeline.divided import prepare_fission
-from onnxremat.pipeline.in_regions import wholes_of
+from onnxremat.pipeline.in_parts.divided import prepare_fission
+from onnxremat.pipeline.in_parts.in_regions import wholes_of
 from onnxremat.pipeline.in_session import carried
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare

@@ -23,7 +23,7 @@ from onnxremat.errors import UnsupportedError
 from onnxremat.fission.training import BATCH, StepParts
 from onnxremat.grad import differentiate, updated_inputs
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.base_order import base_order
+from onnxremat.pipeline.original.base_order import base_order
 from onnxremat.schedule.simulate import simulate
 from onnxremat.schedule.updates import written_over
 

@@ -36,8 +36,8 @@ def command(
     others under default options. One model planned for several devices alone: against each of
     them."""
     from onnxremat.pipeline.bench import OnDevices, bench_files
+    from onnxremat.pipeline.devices.rates import in_pipeline
     from onnxremat.pipeline.prepare import Settings
-    from onnxremat.pipeline.rates import in_pipeline
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)
@@ -52,7 +52,7 @@ def command(
     voice.table(bench_table(timings))
     rates = {timing.name: 1 / timing.seconds for timing in timings}
     if throughput:
-        from onnxremat.pipeline.rates import predicted
+        from onnxremat.pipeline.devices.rates import predicted
 
         told = {str(path): predicted(path) for path in models}
         for name, rate in rates.items():

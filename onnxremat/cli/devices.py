@@ -81,7 +81,7 @@ def _list(voice: Voice) -> None:
 
 
 def _show(voice: Voice, machine: Machine) -> None:
-    from onnxremat.pipeline.site import Site
+    from onnxremat.pipeline.devices.site import Site
 
     absent = Site(machine).absent
     if voice.as_json:

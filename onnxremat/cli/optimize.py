@@ -233,7 +233,7 @@ def _phases_told(voice: Voice, log: Phases | None) -> Iterator[None]:
 def _tell(voice: Voice, result: api.OptimizeResult, log: Phases | None) -> None:
     """The table, what was verified over devices, notes; what is recomputed and the phases where
     more was asked for."""
-    from onnxremat.pipeline.over_devices import OverDevices
+    from onnxremat.pipeline.devices.over_devices import OverDevices
 
     voice.table(result.table())
     if isinstance(result.candidate.artifact, OverDevices):

@@ -14,7 +14,7 @@ from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.planned import Planned
-    from onnxremat.report.elements import Frame
+    from onnxremat.report.pages.elements import Frame
 
 
 def command(
@@ -115,11 +115,11 @@ def _page(source: Path, model: Path | None, sweep: Path | None) -> Frame:
     """
     from onnxremat import api
     from onnxremat.pipeline.planned import read_written
-    from onnxremat.report.carried import of_model, of_written
-    from onnxremat.report.curve_drawing import read_sweep
-    from onnxremat.report.devices_page import devices_page
-    from onnxremat.report.page import page
-    from onnxremat.report.spread import Spread
+    from onnxremat.report.pages.carried import of_model, of_written
+    from onnxremat.report.pages.curve_drawing import read_sweep
+    from onnxremat.report.pages.devices_page import devices_page
+    from onnxremat.report.pages.page import page
+    from onnxremat.report.pages.spread import Spread
 
     swept = read_sweep(sweep) if sweep else None
     if model is not None:

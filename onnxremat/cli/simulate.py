@@ -17,10 +17,10 @@ from onnxremat.errors import UsageError
 from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
-    from onnxremat.report.ranks_page import Shown
-    from onnxremat.workers.pipeline import Pipeline
-    from onnxremat.workers.projection import Grid
-    from onnxremat.workers.replay import Replay
+    from onnxremat.report.pages.ranks_page import Shown
+    from onnxremat.workers.pipelines.pipeline import Pipeline
+    from onnxremat.workers.pipelines.projection import Grid
+    from onnxremat.workers.pipelines.replay import Replay
 
 STAGES = 1 << 16  # at most
 ON_CLUSTERS = ("data_parallel", "pipeline")  # options of a step on a cluster
@@ -114,10 +114,10 @@ def command(
     in a stage from the start of its F to the end of its W.
     """
     from onnxremat.graph.atomic import check_writable
+    from onnxremat.report.pages.ranks_page import Shown
     from onnxremat.report.pipelines import pipeline_chart, pipeline_facts
-    from onnxremat.report.ranks_page import Shown
-    from onnxremat.workers.pipeline import Pipeline
-    from onnxremat.workers.projection import Grid
+    from onnxremat.workers.pipelines.pipeline import Pipeline
+    from onnxremat.workers.pipelines.projection import Grid
 
     voice = Voice(as_json, quiet)
     page = output is not None and output.suffix.lower() == ".html"
@@ -159,7 +159,7 @@ def _on_cluster(context: typer.Context, source: Path | None, cluster: str) -> Pa
     Raises:
         UsageError: it or the cluster is missing, or an option is given that does not count there.
     """
-    from onnxremat.workers.cluster import shipped
+    from onnxremat.workers.pipelines.cluster import shipped
 
     if source is None:
         raise UsageError("--cluster is for a STEP", hint="simulate STEP --cluster FILE")
@@ -181,15 +181,15 @@ def _only_with(context: typer.Context, names: Collection[str], what: str, hint: 
 def _projected(source: Path, cluster: str, grid: Grid, seed: int, voice: Voice) -> Shown:
     """Say what a step takes on a cluster; one of its pipelines."""
     from onnxremat.graph.onnx_io import read_model
+    from onnxremat.report.pages.ranks_page import Shown
     from onnxremat.report.projections import (
         projection_facts,
         projection_statements,
         projection_table,
     )
-    from onnxremat.report.ranks_page import Shown
-    from onnxremat.workers.bound import lower_bound
-    from onnxremat.workers.cluster import read_cluster
-    from onnxremat.workers.projection import project
+    from onnxremat.workers.pipelines.bound import lower_bound
+    from onnxremat.workers.pipelines.cluster import read_cluster
+    from onnxremat.workers.pipelines.projection import project
 
     there = read_cluster(cluster)
     found = project(read_model(source), source.parent, there, grid, seed)
@@ -207,10 +207,10 @@ def _solved(
     pipeline: Pipeline, schedule: str, ranks: int | None, seed: int
 ) -> tuple[Replay, float]:
     """The schedule asked for, carried out, and the least that any takes."""
-    from onnxremat.workers.bound import lower_bound
-    from onnxremat.workers.replay import carry_out
-    from onnxremat.workers.schedules import named
-    from onnxremat.workers.search import best_order
+    from onnxremat.workers.pipelines.bound import lower_bound
+    from onnxremat.workers.pipelines.replay import carry_out
+    from onnxremat.workers.pipelines.schedules import named
+    from onnxremat.workers.pipelines.search import best_order
 
     if schedule == "auto":
         found = best_order(pipeline, ranks, seed=seed)
@@ -232,11 +232,11 @@ def _write(
     title = f"{replay.order.name}, {pipeline.stages} stages, {pipeline.micro_batches} micro-batches"
     if output is not None:
         if output.suffix.lower() == ".html":
-            from onnxremat.report.ranks_page import ranks_page
+            from onnxremat.report.pages.ranks_page import ranks_page
 
             ranks_page(shown).write(output)
         else:
-            from onnxremat.report.pipeline_drawing import draw_pipeline
+            from onnxremat.report.plots.pipeline_drawing import draw_pipeline
 
             draw_pipeline(replay, output, title=title)
         yield output

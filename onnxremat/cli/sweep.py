@@ -152,7 +152,7 @@ def _tell(voice: Voice, curve: api.Curve, output: Path | None, plot: Path | None
         with atomic(output) as temporary:
             _write(facts, temporary, output.suffix.lower())
     if plot:
-        from onnxremat.report.curve import CurveView, draw_curve
+        from onnxremat.report.plots.curve import CurveView, draw_curve
 
         view = CurveView(
             curve.points, curve.subject.name, curve.subject.baseline_process,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onnxremat.training.evaluation import Evaluator
     from onnxremat.training.progress import Progress
     from onnxremat.training.trainer import Trainer
-    from onnxremat.workers.data_parallel import Shard
+    from onnxremat.workers.sums.data_parallel import Shard
 
 PARSER = Counted
 
@@ -212,7 +212,9 @@ def command(
         arrays = read_by(trainer.training, trainer.types, arrays, data)
         batches: Data | Shard = arrays
         if ranks:
-            from onnxremat.workers.data_parallel import Shard  # loaded by several processes alone
+            from onnxremat.workers.sums.data_parallel import (
+                Shard,  # loaded by several processes alone
+            )
 
             ranks.require_same(len(arrays), "the number of batches")
             batches = Shard(arrays, takers(trainer, ranks))
@@ -265,7 +267,7 @@ def _tell(
         trainer.export(weights, export)
         voice.note(f"wrote {export}")
     if plot and trainer.progress.losses:
-        from onnxremat.report.losses import draw_losses
+        from onnxremat.report.plots.losses import draw_losses
 
         draw_losses(
             trainer.progress.losses, plot, title=source.name,

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from onnxremat.training.data import Batches, Data
     from onnxremat.training.trainer import Trainer
     from onnxremat.workers.mpi import Ranks
-    from onnxremat.workers.overlap import Overlapped
-    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.staged import Wanted
+    from onnxremat.workers.pipelines.within import Fitted
     from onnxremat.workers.spans import Span, Spans
-    from onnxremat.workers.staged import Wanted
-    from onnxremat.workers.within import Fitted
+    from onnxremat.workers.sums.overlap import Overlapped
 
 MICRO_BATCHES = 8
 
@@ -53,7 +53,7 @@ def schedules_of(
             hint=f"of the pipeline: {', '.join(known)}; of the rate: {', '.join(KINDS)}",
         )
     if pipeline:
-        from onnxremat.workers.staged import Wanted
+        from onnxremat.workers.pipelines.staged import Wanted
 
         order = orders[0] if orders else "1f1b"
         limit = parse_bytes(budget) if budget else None
@@ -73,7 +73,10 @@ def schedules_of(
 
 def _pipelines() -> tuple[str, ...]:
     """Names of schedules of pipelines."""
-    from onnxremat.workers.schedules import AUTO, NAMED  # compiled: loaded when it is needed
+    from onnxremat.workers.pipelines.schedules import (  # compiled: loaded when it is needed
+        AUTO,
+        NAMED,
+    )
 
     return (*NAMED, AUTO)
 
@@ -125,7 +128,7 @@ def check_alone() -> None:
 
 def takers(trainer: Trainer, ranks: Ranks) -> Ranks:
     """Those that take batches of their own."""
-    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
 
     return trainer.mesh.across if isinstance(trainer, PipelineParallel) else ranks
 
@@ -182,7 +185,7 @@ def means_of(trainer: Trainer) -> str:
 
 def company(trainer: Trainer, ranks: Ranks) -> str:
     """Who trains, and how."""
-    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
 
     if not isinstance(trainer, PipelineParallel):
         return f"{_processes(ranks)}, {trainer.rows} rows together per step"
@@ -228,8 +231,10 @@ def trainer_of(
 
     if ranks is None:
         return Trainer(source, weights, threads=threads, **told)
-    from onnxremat.workers.data_parallel import DataParallel  # loaded by several processes alone
-    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
+    from onnxremat.workers.sums.data_parallel import (
+        DataParallel,  # loaded by several processes alone
+    )
 
     threads = threads or ranks.cores()
     if wanted is not None:
@@ -254,8 +259,8 @@ def spans_of(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans
     """
     if trace is None:
         return None
-    from onnxremat.workers.data_parallel import DataParallel
-    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
+    from onnxremat.workers.sums.data_parallel import DataParallel
 
     runs: Overlapped | PipelineParallel | None = None
     if isinstance(trainer, PipelineParallel):
@@ -274,8 +279,8 @@ def spans_of(trainer: Trainer, ranks: Ranks | None, trace: Path | None) -> Spans
 
 def say_kept(trainer: Trainer, ranks: Ranks, voice: Voice) -> None:
     """What every process keeps."""
-    from onnxremat.workers.data_parallel import DataParallel, kept_by
-    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
+    from onnxremat.workers.sums.data_parallel import DataParallel, kept_by
 
     if isinstance(trainer, DataParallel | PipelineParallel):
         voice.note(kept_by(ranks.everybody(trainer.sizes())))
@@ -283,7 +288,7 @@ def say_kept(trainer: Trainer, ranks: Ranks, voice: Voice) -> None:
 
 def collect(trainer: Trainer) -> None:
     """State of all stages of a pipeline comes to the first process, where it can be exported."""
-    from onnxremat.workers.pipelined import PipelineParallel
+    from onnxremat.workers.pipelines.pipelined import PipelineParallel
 
     if isinstance(trainer, PipelineParallel):
         trainer.collect()

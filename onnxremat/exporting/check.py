@@ -31,8 +31,8 @@ from onnxremat.exporting.pytorch import (
 from onnxremat.exporting.run import run_file
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.description import Variable
-from onnxremat.grad.given import Given, matched
-from onnxremat.grad.listed import Parameters
+from onnxremat.grad.exported.given import Given, matched
+from onnxremat.grad.exported.listed import Parameters
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.infer import bind
 from onnxremat.ort.session import Options, open_session, session_options

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
-from onnxremat.grad.listed import Parameters
+from onnxremat.grad.exported.listed import Parameters
 
 Inputs: TypeAlias = Any  # a tensor, a tuple or list of them, or a dict by argument name
 SHELL = "onnxremat_shell"  # prefix of names in a legacy export

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.exporting.pytorch import SHELL
-from onnxremat.grad.listed import KEY, Parameters
+from onnxremat.grad.exported.listed import KEY, Parameters
 
 
 def restored(

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxremat.errors import UsageError
 from onnxremat.exporting.pytorch import facts_of, need_module, need_torch
-from onnxremat.grad.frozen import check_frozen
+from onnxremat.grad.exported.frozen import check_frozen
 from onnxremat.training.state import marks_of
 from onnxremat.training.trainer import Trainer
 

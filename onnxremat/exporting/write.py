@@ -42,8 +42,8 @@ from onnxremat.exporting.randomness import drawn_in_training
 from onnxremat.exporting.restore import restored
 from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import name_outputs, simplified
-from onnxremat.grad.listed import Parameters, parameters_of
-from onnxremat.grad.marks import first_of
+from onnxremat.grad.exported.listed import Parameters, parameters_of
+from onnxremat.grad.exported.marks import first_of
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.temporary import scratch_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto as T
 
-from onnxremat.grad.row_sums import is_better_added, rows_added
+from onnxremat.grad.lowering.row_sums import is_better_added, rows_added
 from onnxremat.grad.tape import Tape
 
 

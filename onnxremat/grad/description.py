@@ -11,7 +11,7 @@ import onnx
 
 from onnxremat import plain_json
 from onnxremat.errors import ModelError
-from onnxremat.grad.restored import Restored
+from onnxremat.grad.exported.restored import Restored
 
 KEY = "onnxremat.training"
 
@@ -45,7 +45,7 @@ class Weight:
         why: the reason.
         tied: tensors of the file that are made from it, and further names of the module for it.
         mark: by which its value is known again where it stays as it is and the loss depends on it
-            (:func:`onnxremat.grad.frozen.mark`), "" of others.
+            (:func:`onnxremat.grad.exported.frozen.mark`), "" of others.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Training:
         classes: labels are below this number, 0 where the target is no class.
         weights: every floating-point initializer of the model, and what became of it.
         warnings: what may not be as the user thinks.
-        restored: what was undone of the exporter's work, see :mod:`onnxremat.grad.unfold`.
+        restored: what was undone of the exporter's work, see :mod:`onnxremat.grad.exported.unfold`.
         unsaid: which of several outputs the loss is of, where nobody said; "" elsewhere.
     """
 

@@ -14,7 +14,7 @@ from onnx import TensorProto as T
 from onnxremat.grad import registry
 from onnxremat.grad.added import added
 from onnxremat.grad.call import Call
-from onnxremat.grad.hidden import hiding, shown
+from onnxremat.grad.lowering.hidden import hiding, shown
 from onnxremat.grad.precision import NORMS, SINGLE
 from onnxremat.grad.roles import varying
 from onnxremat.grad.stretches import Stretch, joined, stretch_of

@@ -10,18 +10,18 @@ from onnx import helper
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.assembly import named, needed
-from onnxremat.grad.at_rest import at_rest
+from onnxremat.grad.control.run_sizes import RunSizes, same_for_all
+from onnxremat.grad.control.sized_at_run import sized_at_run
 from onnxremat.grad.description import Training
+from onnxremat.grad.exported.at_rest import at_rest
+from onnxremat.grad.exported.restored import Restored
+from onnxremat.grad.exported.unfold import apply_restored
 from onnxremat.grad.forward import read_forward
 from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import Loss, loss_of
-from onnxremat.grad.one_by_one import single_reductions
+from onnxremat.grad.lowering.one_by_one import single_reductions
 from onnxremat.grad.prediction import activation_last
-from onnxremat.grad.restored import Restored
-from onnxremat.grad.run_sizes import RunSizes, same_for_all
-from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Shape, Tape
-from onnxremat.grad.unfold import apply_restored
 from onnxremat.grad.update import wide_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from onnxremat.grad.assembly import needed
-from onnxremat.grad.attention_sums import with_short_sums
-from onnxremat.grad.blocked import in_blocks
 from onnxremat.grad.constants import Constants
-from onnxremat.grad.one_by_one import with_single_reductions
+from onnxremat.grad.exported.scales import with_single_scales
+from onnxremat.grad.host.blocked import in_blocks
+from onnxremat.grad.host.tiles import in_tiles
+from onnxremat.grad.lowering.attention_sums import with_short_sums
+from onnxremat.grad.lowering.one_by_one import with_single_reductions
 from onnxremat.grad.portable import without_training_kernels
 from onnxremat.grad.roles import with_phase
-from onnxremat.grad.scales import with_single_scales
 from onnxremat.grad.settings import Settings
 from onnxremat.grad.tape import Tape
-from onnxremat.grad.tiles import in_tiles
 from onnxremat.graph.ir import Op
 
 

@@ -12,20 +12,20 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, UnsupportedError
-from onnxremat.grad.apart import results_of_loops
-from onnxremat.grad.appended import with_rows
 from onnxremat.grad.constants import Constants
-from onnxremat.grad.decompose import decomposed
+from onnxremat.grad.control.apart import results_of_loops
+from onnxremat.grad.control.appended import with_rows
+from onnxremat.grad.control.run_sizes import RunSizes
+from onnxremat.grad.control.windows import with_windows
 from onnxremat.grad.engine import dependents
-from onnxremat.grad.equivalents import bias_apart, pool_first, without_odd_bias
-from onnxremat.grad.fusion import GELU_OPSET, fuse_gelu
-from onnxremat.grad.in_single import between_casts
+from onnxremat.grad.lowering.decompose import decomposed
+from onnxremat.grad.lowering.equivalents import bias_apart, pool_first, without_odd_bias
+from onnxremat.grad.lowering.fusion import GELU_OPSET, fuse_gelu
+from onnxremat.grad.lowering.in_single import between_casts
+from onnxremat.grad.lowering.upgraded import upgraded, with_metadata
 from onnxremat.grad.overwritten import with_overwritten
 from onnxremat.grad.registry import has_rule
-from onnxremat.grad.run_sizes import RunSizes
 from onnxremat.grad.tape import Tape
-from onnxremat.grad.upgraded import upgraded, with_metadata
-from onnxremat.grad.windows import with_windows
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor
 from onnxremat.graph.onnx_io import read_small_weights, shell, to_model, to_ops

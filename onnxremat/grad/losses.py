@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.marks import first_of
+from onnxremat.grad.exported.marks import first_of
 from onnxremat.grad.named import by_name
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Tensor

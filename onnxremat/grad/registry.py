@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
-from onnxremat.grad.detached import is_stop
+from onnxremat.grad.exported.detached import is_stop
 
 if TYPE_CHECKING:
     from onnxremat.grad.call import Call

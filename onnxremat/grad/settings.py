@@ -9,9 +9,9 @@ import onnx
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.description import KEY
-from onnxremat.grad.given import Parameters
+from onnxremat.grad.exported.given import Parameters
+from onnxremat.grad.exported.marks import first_of
 from onnxremat.grad.losses import Loss
-from onnxremat.grad.marks import first_of
 from onnxremat.grad.optimizers import Optimizer
 from onnxremat.grad.precision import check_precision
 from onnxremat.grad.scaling import LossScale
@@ -29,9 +29,9 @@ class Settings:
         loss_output: output of a model that computes its loss itself.
         optimizer: name, or an Optimizer with its own settings; None returns gradients.
         trainable, freeze: patterns of parameter names, see
-            :func:`onnxremat.grad.parameters.choose_parameters`.
+            :func:`onnxremat.grad.exported.parameters.choose_parameters`.
         parameters: what is trained, where the file cannot say: names, a state dict, the PyTorch
-            module, or a file of names or of a state dict (:mod:`onnxremat.grad.given`).
+            module, or a file of names or of a state dict (:mod:`onnxremat.grad.exported.given`).
         tie: whether initializers with the same irregular numbers (perhaps transposed) are one
             parameter, as tied weights are after an export.
         strict: raise an error where otherwise there would be a warning.
@@ -54,7 +54,7 @@ class Settings:
         portable: avoid what only the CPU provider runs (training-mode BatchNormalization,
             MaxUnpool, Col2Im).
         blocked: channels per block of this machine's blocked convolutions (``block_size()``), 0
-            for a file that runs anywhere; see :mod:`onnxremat.grad.blocked`.
+            for a file that runs anywhere; see :mod:`onnxremat.grad.host.blocked`.
     """
 
     loss: str | Loss = "cross-entropy"

@@ -16,9 +16,17 @@ import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UsageError
 from onnxremat.grad.assembly import named, needed, require_free, zeros_of
 from onnxremat.grad.constants import Constants
+from onnxremat.grad.control.run_sizes import RunSizes, same_for_all
+from onnxremat.grad.control.sized_at_run import sized_at_run
 from onnxremat.grad.description import KEY, Training, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
+from onnxremat.grad.exported.parameters import (
+    choose_parameters,
+    in_training,
+    take_inventory,
+    weights_of,
+)
 from onnxremat.grad.finished import finished
 from onnxremat.grad.forward import (
     Statistic,
@@ -31,16 +39,13 @@ from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import find_loss, settings_of
 from onnxremat.grad.optimizers import find_optimizer
 from onnxremat.grad.ordering import Readers
-from onnxremat.grad.parameters import choose_parameters, in_training, take_inventory, weights_of
 from onnxremat.grad.parted import Parting, ahead, due_back, in_turn, with_loss, with_pieces
 from onnxremat.grad.precision import OPSETS, autocast
 from onnxremat.grad.prediction import Compared, compared
 from onnxremat.grad.roles import mark_gradients, varying
-from onnxremat.grad.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.scaling import EXPONENT, dynamic_scale, only_finite
 from onnxremat.grad.settings import Settings, check_settings, unsaid_prediction
 from onnxremat.grad.sharing import require_early_reads
-from onnxremat.grad.sized_at_run import sized_at_run
 from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph, wide_of

@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from onnxremat.grad.lowering.two_steps import in_two_steps
 from onnxremat.grad.roles import PHASE
-from onnxremat.grad.two_steps import in_two_steps
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, Op, Role, Tensor, captures
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.grad.adapters import beside_adapters, low_rank
 from onnxremat.grad.description import Weight
-from onnxremat.grad.marks import first_of, is_nameless
-from onnxremat.grad.parameters import Inventory
-from onnxremat.grad.quantised import BEFORE, is_quantising
+from onnxremat.grad.exported.adapters import beside_adapters, low_rank
+from onnxremat.grad.exported.marks import first_of, is_nameless
+from onnxremat.grad.exported.parameters import Inventory
+from onnxremat.grad.exported.quantised import BEFORE, is_quantising
 from onnxremat.grad.settings import Settings
 from onnxremat.graph.ir import Op, all_nodes, subgraphs
 

@@ -1,8 +1,8 @@
 """A plan made ready to run, whatever it runs on: one session, or partitions over devices.
 
 :class:`~onnxremat.pipeline.in_session.InOneSession` and
-:class:`~onnxremat.pipeline.over_devices.OverDevices` are the two kinds; the closed loop, ``verify``
-and the result know neither.
+:class:`~onnxremat.pipeline.devices.over_devices.OverDevices` are the two kinds; the closed loop,
+``verify`` and the result know neither.
 """
 
 from __future__ import annotations

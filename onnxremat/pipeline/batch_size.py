@@ -36,7 +36,7 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
-from onnxremat.pipeline.source import Source, files_read, read_source
+from onnxremat.pipeline.original.source import Source, files_read, read_source
 from onnxremat.rewrite.restore import restored
 from onnxremat.session.compare import compare
 

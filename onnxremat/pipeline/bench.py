@@ -32,9 +32,9 @@ from onnxremat.ort.profile import Feeds, run_session
 from onnxremat.ort.providers import open_on
 from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session_options
 from onnxremat.ort.values import Copies, Stage, moved
-from onnxremat.pipeline.first_values import without_first_values
+from onnxremat.pipeline.original.first_values import without_first_values
+from onnxremat.pipeline.original.source import read_source
 from onnxremat.pipeline.prepare import Settings
-from onnxremat.pipeline.source import read_source
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.session.load import options_of
 

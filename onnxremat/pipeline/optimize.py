@@ -16,7 +16,16 @@ from onnxremat.limits import SAMPLES, at_least, check
 from onnxremat.ort.offline import HOST, PORTABLE, optimised_for, weight_bytes
 from onnxremat.ort.weights import held_by
 from onnxremat.pipeline.closed_loop import Candidate, load_search
-from onnxremat.pipeline.device_ways import Costs, During, Trials, given, measured_on, quickest
+from onnxremat.pipeline.devices.device_ways import (
+    Costs,
+    During,
+    Trials,
+    given,
+    measured_on,
+    quickest,
+)
+from onnxremat.pipeline.devices.several_devices import SeveralDevices
+from onnxremat.pipeline.devices.site import Site, require_values
 from onnxremat.pipeline.for_a_trainer import for_a_trainer
 from onnxremat.pipeline.limits import counted_on, device_limits, limit_of, on_top
 from onnxremat.pipeline.model_files import (
@@ -25,13 +34,11 @@ from onnxremat.pipeline.model_files import (
     write_device_formulation,
     write_prepared,
 )
+from onnxremat.pipeline.original.unchanged import OPENING, as_it_ran, opens, unchanged
 from onnxremat.pipeline.phases import COSTS, MEASURE, WRITE, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.result import R, Result, Timed, finish
-from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.pipeline.site import Site, require_values
-from onnxremat.pipeline.unchanged import OPENING, as_it_ran, opens, unchanged
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
@@ -345,8 +352,8 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
 
 
 def _in_pipeline(target: SeveralDevices, request: Request) -> Candidate:
-    from onnxremat.pipeline.placed import Wanted
-    from onnxremat.pipeline.throughput import fullest  # compiled: loaded when it is needed
+    from onnxremat.pipeline.devices.placed import Wanted
+    from onnxremat.pipeline.devices.throughput import fullest  # compiled: loaded when it is needed
 
     costs = request.costs or measured_on(target.site.machine, target.log)
     wanted = Wanted(request.in_flight, request.replicas, request.contiguous)

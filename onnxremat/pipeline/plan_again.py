@@ -6,12 +6,12 @@ from onnxremat.errors import OnnxrematError
 from onnxremat.fission.region import Region
 from onnxremat.fission.training import StepParts
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.divided import prepare_fission, prepare_split
+from onnxremat.pipeline.in_parts.divided import prepare_fission, prepare_split
+from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
 from onnxremat.pipeline.kept_plans import KeptPlan, kept_plan, plan_of
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.step_in_parts import prepare_step
 from onnxremat.pipeline.within_budget import applied, for_limit
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget

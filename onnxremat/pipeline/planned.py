@@ -22,9 +22,9 @@ from onnxremat.graph.light import read_light
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import Options
 from onnxremat.pipeline.in_place import in_place
+from onnxremat.pipeline.original.source import Source
+from onnxremat.pipeline.original.unchanged import as_loaded
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.source import Source
-from onnxremat.pipeline.unchanged import as_loaded
 from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored

@@ -33,20 +33,25 @@ from onnxremat.ort.infer import bind, build_graph, require_shapes
 from onnxremat.ort.offline import HOST, TARGETS, read_saved
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
-from onnxremat.pipeline.as_it_came import AsItCame, require_same
-from onnxremat.pipeline.base_order import base_order, target_notes, weights_notes
-from onnxremat.pipeline.batch_slices import in_parts
-from onnxremat.pipeline.first_values import said_of_defaults, without_first_values
 from onnxremat.pipeline.floor import Floor
+from onnxremat.pipeline.in_parts.batch_slices import in_parts
+from onnxremat.pipeline.in_parts.in_regions import in_regions
 from onnxremat.pipeline.in_place import in_place
-from onnxremat.pipeline.in_regions import in_regions
-from onnxremat.pipeline.largest import at_largest
-from onnxremat.pipeline.lost_sums import without_lost_sums
-from onnxremat.pipeline.mispadded import mispadded
+from onnxremat.pipeline.original.as_it_came import AsItCame, require_same
+from onnxremat.pipeline.original.base_order import base_order, target_notes, weights_notes
+from onnxremat.pipeline.original.first_values import said_of_defaults, without_first_values
+from onnxremat.pipeline.original.largest import at_largest
+from onnxremat.pipeline.original.lost_sums import without_lost_sums
+from onnxremat.pipeline.original.mispadded import mispadded
+from onnxremat.pipeline.original.sizes import (
+    in_tensors,
+    seen_sizes,
+    size_notes,
+    with_measured_shapes,
+)
+from onnxremat.pipeline.original.source import Source, files_read, read_source
 from onnxremat.pipeline.phases import MEASURE, OPTIMISE, READ, Phases
 from onnxremat.pipeline.priced import priced
-from onnxremat.pipeline.sizes import in_tensors, seen_sizes, size_notes, with_measured_shapes
-from onnxremat.pipeline.source import Source, files_read, read_source
 from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, say_of_runs
 from onnxremat.pipeline.unsplit import AsRead, Unsplit, known_of, optimised, peak_of
 from onnxremat.pipeline.weight_order import DwPolicy, fixes_order

@@ -24,10 +24,10 @@ from onnxremat.pipeline.artifact import Check, Kind, Verified
 from onnxremat.pipeline.asked import opening
 from onnxremat.pipeline.bench import Timing, bench
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.device_plan import transfers
+from onnxremat.pipeline.devices.device_plan import transfers
+from onnxremat.pipeline.devices.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.limits import on_top
-from onnxremat.pipeline.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.phases import TIME, VERIFY, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.time_left import for_timing, no_time, said_of_short

@@ -19,7 +19,7 @@ from onnxremat.errors import UsageError
 from onnxremat.grad import is_step
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.limits import TENSOR_BYTES
-from onnxremat.pipeline.source import Source, files_read, read_source
+from onnxremat.pipeline.original.source import Source, files_read, read_source
 from onnxremat.rewrite.restore import restored
 
 WORDS = {"true": 1, "false": 0}

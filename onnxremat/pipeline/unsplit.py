@@ -16,11 +16,11 @@ from onnxremat.ort.infer import require_shapes, with_shapes
 from onnxremat.ort.offline import HOST, Optimised, optimised_for
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT
-from onnxremat.pipeline.as_loaded import Loaded, as_loaded
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.lean_weights import Lean, lean_weights
+from onnxremat.pipeline.original.as_loaded import Loaded, as_loaded
+from onnxremat.pipeline.original.sizes import known_sizes, seen_sizes, with_measured_shapes
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.sizes import known_sizes, seen_sizes, with_measured_shapes
 from onnxremat.pipeline.time_left import is_slow
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import weight_bytes, weights_foreseen
@@ -41,7 +41,8 @@ class AsRead:
         feeds: inputs for measuring, None when nothing is measured.
         baseline: a run of the original under default options, None when nothing is measured.
         came: bytes of the file as it came under default options, where what is planned is not that
-            (:mod:`onnxremat.pipeline.lost_sums`); None where it is, or nothing is measured.
+            (:mod:`onnxremat.pipeline.original.lost_sums`); None where it is, or nothing is
+            measured.
         files: that it and its weights were read from.
     """
 

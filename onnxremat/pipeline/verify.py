@@ -16,20 +16,20 @@ from onnxremat.execute.deployment import Deployment, read_deployment
 from onnxremat.execute.resident import devices_rise
 from onnxremat.grad import updated_inputs
 from onnxremat.grad.description import is_step
-from onnxremat.grad.marks import first_of
+from onnxremat.grad.exported.marks import first_of
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, FEW, NEAR, Artifact, Check, Kind, Measured
+from onnxremat.pipeline.devices.over_devices import DevicesRun, OverDevices, tolerance
+from onnxremat.pipeline.devices.pipelined import as_artifact
 from onnxremat.pipeline.in_session import DEFAULT_ORDER, InOneSession, SessionRun
 from onnxremat.pipeline.limits import device_limits
-from onnxremat.pipeline.over_devices import DevicesRun, OverDevices, tolerance
-from onnxremat.pipeline.pipelined import as_artifact
+from onnxremat.pipeline.original.reference import Reference
+from onnxremat.pipeline.original.shared_buffers import buffers_check
+from onnxremat.pipeline.original.source import Source
+from onnxremat.pipeline.original.unchanged import Unchanged
 from onnxremat.pipeline.planned import read_written
 from onnxremat.pipeline.prepare import Settings
-from onnxremat.pipeline.reference import Reference
-from onnxremat.pipeline.shared_buffers import buffers_check
-from onnxremat.pipeline.source import Source
-from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.rewrite.emit import Rewritten
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.process import SLACK, counted

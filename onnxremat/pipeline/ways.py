@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 
 from onnxremat.errors import NO_FIT, InfeasibleError, OnnxrematError
 from onnxremat.fission.choosers import Choosers
-from onnxremat.pipeline.batch_split import LITTLE, plan_best
 from onnxremat.pipeline.closed_loop import Candidate, load_search
-from onnxremat.pipeline.fission_ways import RegionsInParts, choosers_for
+from onnxremat.pipeline.in_parts.batch_split import LITTLE, plan_best
+from onnxremat.pipeline.in_parts.fission_ways import RegionsInParts, choosers_for
+from onnxremat.pipeline.in_parts.step_ways import StepInParts, applies_to_step, why_whole
+from onnxremat.pipeline.in_parts.ways_in_parts import INTERRUPTED, WHOLE, InParts
 from onnxremat.pipeline.lean_weights import narrower
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared, for_planning
 from onnxremat.pipeline.refusal import Refusal
-from onnxremat.pipeline.step_ways import StepInParts, applies_to_step, why_whole
-from onnxremat.pipeline.ways_in_parts import INTERRUPTED, WHOLE, InParts
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import named
 from onnxremat.units import Budget, format_bytes

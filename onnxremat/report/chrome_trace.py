@@ -19,7 +19,7 @@ from onnx import NodeProto
 from onnxremat.graph.atomic import atomic
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.ort.profile import Profile
-from onnxremat.report.composition import compose, totals
+from onnxremat.report.pages.composition import compose, totals
 from onnxremat.report.suffix import check_suffix
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.simulate import Timeline

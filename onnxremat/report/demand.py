@@ -14,11 +14,11 @@ from itertools import count
 
 from onnxremat.fission.choosers import Choosers
 from onnxremat.graph.batch import batched_inputs, dependents
-from onnxremat.pipeline.as_loaded import REUSE
 from onnxremat.pipeline.closed_loop import PINS
-from onnxremat.pipeline.fission_ways import described
-from onnxremat.pipeline.in_regions import wholes_of
+from onnxremat.pipeline.in_parts.fission_ways import described
+from onnxremat.pipeline.in_parts.in_regions import wholes_of
 from onnxremat.pipeline.in_session import session_of
+from onnxremat.pipeline.original.as_loaded import REUSE
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.study_problem import GATE
 from onnxremat.planner import search
@@ -33,7 +33,7 @@ from onnxremat.planner.problem_lists import reordered as renumbered
 from onnxremat.planner.reasons import named
 from onnxremat.planner.semantics import peak, seconds
 from onnxremat.planner.solution import Solution
-from onnxremat.report.holders import Holder, Holders
+from onnxremat.report.pages.holders import Holder, Holders
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Timeline, simulate

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.report.comparison import one_order
-from onnxremat.report.device_times import in_a_run, of_costs, pipelined
+from onnxremat.report.pages.device_times import in_a_run, of_costs, pipelined
 from onnxremat.units import format_bytes, format_seconds
 
 

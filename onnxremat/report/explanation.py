@@ -19,7 +19,7 @@ from onnxremat.pipeline.prepare import Prepared
 from onnxremat.planner.reasons import Reason
 from onnxremat.report.comparison import least
 from onnxremat.report.demand import Peak, Subject, Verdict, Way, judge, rows, ways, worst_moment
-from onnxremat.report.holders import Holder
+from onnxremat.report.pages.holders import Holder
 from onnxremat.report.tables import plain_table
 from onnxremat.session.process import Beside
 from onnxremat.units import Budget, format_bytes

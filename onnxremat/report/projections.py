@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxremat.units import format_bytes
-from onnxremat.workers.projection import Projection
+from onnxremat.workers.pipelines.projection import Projection
 
 SHOWN = 12  # stages in a table
 

@@ -27,7 +27,7 @@ from onnxremat.report.comparison import (
     statements,
 )
 from onnxremat.report.literal import LITERAL
-from onnxremat.report.recomputed import Recomputed, recomputed_ops
+from onnxremat.report.pages.recomputed import Recomputed, recomputed_ops
 from onnxremat.report.sweep import ONE_ORDER, in_one_order
 from onnxremat.schedule.plan import Plan
 from onnxremat.units import format_bytes, format_seconds

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from onnxremat.grad.description import Weight
-from onnxremat.grad.marks import first_of
-from onnxremat.grad.provenance import UNSAID
+from onnxremat.grad.exported.marks import first_of
+from onnxremat.grad.exported.provenance import UNSAID
 from onnxremat.report.tables import plain_table
 
 ORDER = ("trained", "unreached", "frozen", "constant", "buffer", "statistic", "setting")
@@ -41,7 +41,7 @@ def weights_table(weights: Sequence[Weight], every: bool = False) -> RenderableT
 def unsaid_note(weights: Sequence[Weight]) -> str:
     """What a file of PyTorch's older exporter leaves open about the weights that it folded of
     linear and recurrent layers, once for all; "" of other files. Others that it may have computed
-    are warned of (:mod:`onnxremat.grad.unsaid`)."""
+    are warned of (:mod:`onnxremat.grad.exported.unsaid`)."""
     names = [w.name for w in weights if w.status == "trained" and w.why == UNSAID]
     names = [name for name in names if name.startswith("onnx::")]
     if not names:

@@ -24,9 +24,9 @@ from onnxremat.errors import (
     UsageError,
 )
 from onnxremat.limits import at_least
+from onnxremat.pipeline.original.source import Source, read_source
 from onnxremat.pipeline.prepare import Settings, prepare
 from onnxremat.pipeline.refusal import Refusal
-from onnxremat.pipeline.source import Source, read_source
 from onnxremat.pipeline.study_problem import (
     Subject,
     is_graph_file,

@@ -8,9 +8,9 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import ModelError
 from onnxremat.grad import training_of
 from onnxremat.graph.ir import Graph
+from onnxremat.pipeline.devices.placement_bridge import bridge
 from onnxremat.pipeline.optimize import Request, site_of
 from onnxremat.pipeline.phases import Phases, Say
-from onnxremat.pipeline.placement_bridge import bridge
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.placement.graph import PlacementGraph, check
 

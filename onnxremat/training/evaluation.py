@@ -12,9 +12,9 @@ from onnx import helper
 
 from onnxremat.errors import UsageError
 from onnxremat.grad.evaluation import loss_for, prediction_graph, score_graph
-from onnxremat.grad.frozen import check_frozen
+from onnxremat.grad.exported.frozen import check_frozen
+from onnxremat.grad.exported.unfold import apply_restored
 from onnxremat.grad.losses import CrossEntropy, Loss
-from onnxremat.grad.unfold import apply_restored
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind

@@ -16,11 +16,11 @@ from onnx import helper, numpy_helper
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.description import Training, Variable, is_step, training_of
-from onnxremat.grad.frozen import check_frozen, mark
-from onnxremat.grad.marks import first_of
-from onnxremat.grad.restored import Restored
+from onnxremat.grad.exported.frozen import check_frozen, mark
+from onnxremat.grad.exported.marks import first_of
+from onnxremat.grad.exported.restored import Restored
+from onnxremat.grad.exported.unfold import apply_restored
 from onnxremat.grad.sharing import require_early_reads
-from onnxremat.grad.unfold import apply_restored
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
 from onnxremat.limits import at_least, whole
@@ -200,7 +200,7 @@ def _check_given(known: Sequence[str], trained: Sequence[str], sizes: Mapping[st
 
 
 def marks_in(model: onnx.ModelProto, folder: Path | None) -> Callable[[str], str]:
-    """Marks of a model's values by name, for :func:`onnxremat.grad.frozen.check_frozen`.
+    """Marks of a model's values by name, for :func:`onnxremat.grad.exported.frozen.check_frozen`.
 
     Args:
         model: with what an exporter did to parameters undone; of a training step it is the marks

@@ -14,12 +14,12 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad.at_rest import at_rest
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
-from onnxremat.grad.frozen import check_frozen
+from onnxremat.grad.exported.at_rest import at_rest
+from onnxremat.grad.exported.frozen import check_frozen
+from onnxremat.grad.exported.unfold import apply_restored, fold_restored
 from onnxremat.grad.scaling import GOOD
-from onnxremat.grad.unfold import apply_restored, fold_restored
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import files_of, write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from onnxremat.errors import OnnxrematError
-from onnxremat.workers.common_memory import CommonMemory
-from onnxremat.workers.urgent import be_urgent
+from onnxremat.workers.sums.common_memory import CommonMemory
+from onnxremat.workers.sums.urgent import be_urgent
 
 NAP = 3e-4  # seconds between two looks while nobody waits
 SHORT = 2e-5  # and while somebody does

@@ -12,7 +12,7 @@ from models import build
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.execute.deployment import deploy
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline import pipelined, throughput
+from onnxremat.pipeline.devices import pipelined, throughput
 from onnxremat.schedule.assign import assigned, round_robin
 from tests.cli.conftest import Command, listing
 from tests.devices.plans import processors

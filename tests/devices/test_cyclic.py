@@ -22,8 +22,8 @@ from onnxremat.execute.metered import record
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.execute.pipelined import Event, Flow, pipeline_stages
 from onnxremat.ort.feeds import seeded_feeds
-from onnxremat.pipeline.over_devices import run_whole
-from onnxremat.pipeline.pieces import Pieces, in_pieces
+from onnxremat.pipeline.devices.over_devices import run_whole
+from onnxremat.pipeline.devices.pieces import Pieces, in_pieces
 from onnxremat.placement.graph import PlacementGraph
 from onnxremat.schedule.assign import assigned
 from tests.devices.plans import processors

@@ -21,7 +21,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort import plugins, providers
 from onnxremat.ort.providers import missing, open_on, plugin_options
 from onnxremat.ort.session import TUNED
-from onnxremat.pipeline.over_devices import run_whole
+from onnxremat.pipeline.devices.over_devices import run_whole
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.rewrite.openvino import for_openvino

@@ -26,7 +26,7 @@ from onnxremat.execute.pipelined import Event, Flow, pipeline_stages
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.over_devices import run_whole
+from onnxremat.pipeline.devices.over_devices import run_whole
 from onnxremat.schedule.assign import assigned, round_robin, split
 from onnxremat.schedule.plan import Compute, Plan, Step, Transfer
 from tests.devices.plans import processors

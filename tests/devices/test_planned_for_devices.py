@@ -18,11 +18,11 @@ from onnxremat.execute.deployment import deploy
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
-from onnxremat.pipeline.device_plan import device_model
+from onnxremat.pipeline.devices.device_plan import device_model
+from onnxremat.pipeline.devices.several_devices import SeveralDevices, proven
+from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.several_devices import SeveralDevices, proven
-from onnxremat.pipeline.site import Site
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.plan_steps import provenance_of

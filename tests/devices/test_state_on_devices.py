@@ -12,10 +12,10 @@ from models import build
 from onnxremat.device.machine import Machine
 from onnxremat.errors import InfeasibleError
 from onnxremat.grad import Settings as Training
-from onnxremat.pipeline.device_plan import device_model
+from onnxremat.pipeline.devices.device_plan import device_model
+from onnxremat.pipeline.devices.site import Site
+from onnxremat.pipeline.devices.state_homes import state_homes
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.site import Site
-from onnxremat.pipeline.state_homes import state_homes
 from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.search import warm_up
 from onnxremat.units import parse_bytes

@@ -27,21 +27,21 @@ from onnxremat.execute.inside import insides
 from onnxremat.grad import Settings as Training
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.providers import missing
-from onnxremat.pipeline import pipelined, stage_cuts, stage_remakes, throughput
-from onnxremat.pipeline.device_plan import device_model
-from onnxremat.pipeline.device_ways import Trials
+from onnxremat.pipeline.devices import pipelined, stage_cuts, stage_remakes, throughput
+from onnxremat.pipeline.devices.device_plan import device_model
+from onnxremat.pipeline.devices.device_ways import Trials
+from onnxremat.pipeline.devices.over_devices import run_whole
+from onnxremat.pipeline.devices.pipelined import Pipelined
+from onnxremat.pipeline.devices.placement_bridge import bridge, kinds
+from onnxremat.pipeline.devices.several_devices import SeveralDevices
+from onnxremat.pipeline.devices.site import Site
+from onnxremat.pipeline.devices.stage_cuts import along_order
+from onnxremat.pipeline.devices.stage_remakes import Remakes
+from onnxremat.pipeline.devices.throughput import corrected
 from onnxremat.pipeline.optimize import Request, optimize
-from onnxremat.pipeline.over_devices import run_whole
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.pipelined import Pipelined
-from onnxremat.pipeline.placement_bridge import bridge, kinds
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result
-from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.pipeline.site import Site
-from onnxremat.pipeline.stage_cuts import along_order
-from onnxremat.pipeline.stage_remakes import Remakes
-from onnxremat.pipeline.throughput import corrected
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json

@@ -19,14 +19,14 @@ from onnxremat.execute.inside import Inside
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.pipeline import device_ways
 from onnxremat.pipeline.artifact import Artifact
 from onnxremat.pipeline.closed_loop import Aim, Candidate, attempt
+from onnxremat.pipeline.devices import device_ways
+from onnxremat.pipeline.devices.several_devices import SeveralDevices
+from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.several_devices import SeveralDevices
-from onnxremat.pipeline.site import Site
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report.device_tables import device_table
 from onnxremat.rewrite.partition import Partition

@@ -18,7 +18,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.ort.offline import optimised_for
 from onnxremat.ort.profile import named_outputs
-from onnxremat.pipeline.in_regions import channels_per_block
+from onnxremat.pipeline.in_parts.in_regions import channels_per_block
 from tests.fission.drawn import Drawn
 
 SHAPE = (1, 16, 12, 12)

@@ -15,7 +15,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
 from onnxremat.ort.profile import named_outputs
-from onnxremat.pipeline.in_regions import wholes_of, written
+from onnxremat.pipeline.in_parts.in_regions import wholes_of, written
 from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import Drawn
 

@@ -22,7 +22,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.in_regions import wholes_of, written
+from onnxremat.pipeline.in_parts.in_regions import wholes_of, written
 from onnxremat.planner.reduce import reduce
 from onnxremat.planner.semantics import peak
 from onnxremat.schedule.expand import expand

@@ -22,7 +22,7 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline import prepare as preparing
-from onnxremat.pipeline.step_in_parts import prepare_step
+from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.simulate import simulate

@@ -20,7 +20,7 @@ from onnxremat.fission.split import split
 from onnxremat.fission.twice import EITHER, as_first, is_again, is_either, twice, twice_for
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.in_regions import wholes_of, written
+from onnxremat.pipeline.in_parts.in_regions import wholes_of, written
 from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import Drawn
 from tests.toolbox import graph_of, run

@@ -34,7 +34,7 @@ def prepare() -> None:
     """Import and compile what every case needs, once."""
     import onnxremat.cli.commands
     import onnxremat.pipeline.optimize
-    import onnxremat.workers.kernels
+    import onnxremat.workers.pipelines.kernels
     from onnxremat.placement.kernels import warm_up as warm_placement
     from onnxremat.planner.search import warm_up
 

@@ -17,7 +17,7 @@ import pytest
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.grad import differentiate, registry
-from onnxremat.grad.decompose import _MAKERS
+from onnxremat.grad.lowering.decompose import _MAKERS
 from onnxremat.graph.axes import BLOCKED, TABLE
 from tests.fuzz_nodes import judges, runner
 from tests.fuzz_nodes.case import FOLDER, KINDS, Case, case, keep, kept

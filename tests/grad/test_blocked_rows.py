@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 import models
 from onnxremat.errors import ModelError
-from onnxremat.grad import block_choice, blocked_rows, differentiate
+from onnxremat.grad import differentiate
+from onnxremat.grad.host import block_choice, blocked_rows
 from onnxremat.ort.blocks import DOMAIN, block_size
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.trainer import Trainer

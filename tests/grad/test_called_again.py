@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.parameters import take_inventory
+from onnxremat.grad.exported.parameters import take_inventory
 
 
 def twice(second: str, value: np.ndarray, *names: str) -> onnx.ModelProto:

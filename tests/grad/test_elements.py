@@ -11,7 +11,7 @@ from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.elements import are_masked, are_shared, elements_of
+from onnxremat.grad.exported.elements import are_masked, are_shared, elements_of
 from onnxremat.training.state import input_types
 from onnxremat.training.trainer import Trainer
 from tests.toolbox import parse

@@ -16,10 +16,10 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import ModelError, TrainingWarning, UsageError
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.listed import KEY, Parameters
-from onnxremat.grad.parameters import take_inventory
-from onnxremat.grad.twins import _LIKELY, doubts_of
-from onnxremat.grad.unfold import apply_restored, fold_restored
+from onnxremat.grad.exported.listed import KEY, Parameters
+from onnxremat.grad.exported.parameters import take_inventory
+from onnxremat.grad.exported.twins import _LIKELY, doubts_of
+from onnxremat.grad.exported.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.report.weights import unsaid_note
 from onnxremat.training.sessions import UNPLANNED

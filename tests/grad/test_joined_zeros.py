@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 
 from onnxremat.errors import TrainingWarning
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.parameters import take_inventory
-from onnxremat.grad.patterns import zero_block
-from onnxremat.grad.unfold import fold_restored
+from onnxremat.grad.exported.parameters import take_inventory
+from onnxremat.grad.exported.patterns import zero_block
+from onnxremat.grad.exported.unfold import fold_restored
 from onnxremat.training.trainer import Trainer
 
 WIDTH = 4

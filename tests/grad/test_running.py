@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.at_rest import at_rest
+from onnxremat.grad.exported.at_rest import at_rest
 from onnxremat.training.trainer import Trainer
 
 ROWS, WIDTH, KEEP = 8, 3, 0.9

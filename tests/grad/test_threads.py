@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from onnxremat.grad import row_sums
-from onnxremat.grad.one_by_one import single_reductions
+from onnxremat.grad.lowering import row_sums
+from onnxremat.grad.lowering.one_by_one import single_reductions
 from onnxremat.grad.tape import Tape
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.infer import build_graph

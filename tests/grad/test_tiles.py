@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 import models
 from onnxremat.errors import ModelError
-from onnxremat.grad import chains, differentiate, finished, tile_choice
+from onnxremat.grad import differentiate, finished
+from onnxremat.grad.host import chains, tile_choice
 from onnxremat.graph.ir import subgraphs
 from onnxremat.ort.blocks import block_size
 from onnxremat.ort.infer import build_graph

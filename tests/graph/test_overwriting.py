@@ -11,7 +11,7 @@ from onnx import parser
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.graph.overwriting import late_as_listed, late_in_any_order
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.shared_buffers import buffers_check
+from onnxremat.pipeline.original.shared_buffers import buffers_check
 from onnxremat.schedule.updates import updates_last
 from onnxremat.session.sharing import shared_and_apart
 

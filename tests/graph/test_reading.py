@@ -28,12 +28,12 @@ from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.graph.wire import read_light
 from onnxremat.ort.arrays import read_arrays
 from onnxremat.ort.infer import bind, build_graph
-from onnxremat.pipeline.source import read_source
+from onnxremat.pipeline.original.source import read_source
 from onnxremat.placement.graph_files import read_graph as placement_graph
 from onnxremat.placement.splits import read_split
 from onnxremat.planner.graph_files import read_graph as planner_graph
 from onnxremat.planner.solution_files import read_solution
-from onnxremat.report.curve_drawing import read_sweep
+from onnxremat.report.pages.curve_drawing import read_sweep
 from tests.toolbox import graph_of, parse, random_dag, shuffled, training_chain
 
 CHAIN = "g (float[8] x) => (float[8] y) { a = Sin(x) b = Cos(a) c = Exp(b) y = Add(c, a) }"

@@ -26,7 +26,7 @@ from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.ort.trips import require_few_trips
-from onnxremat.pipeline.source import read_source
+from onnxremat.pipeline.original.source import read_source
 from tests.toolbox import parse
 
 WEIGHTS = np.arange(64, dtype=np.float32).reshape(8, 8)

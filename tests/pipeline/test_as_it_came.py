@@ -15,7 +15,8 @@ import onnxremat
 from onnxremat import Training, api
 from onnxremat.errors import VerificationError
 from onnxremat.ort import functions, infer
-from onnxremat.pipeline import in_session, prepare, reference, result
+from onnxremat.pipeline import in_session, prepare, result
+from onnxremat.pipeline.original import reference
 from onnxremat.pipeline.planned import read_written
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.planner.options import PlanOptions

@@ -25,15 +25,15 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import TUNED, Options, open_session, session_options
-from onnxremat.pipeline import batch_split
-from onnxremat.pipeline.batch_slices import in_parts
-from onnxremat.pipeline.batch_split import plan_best
-from onnxremat.pipeline.device_ways import shares
-from onnxremat.pipeline.divided import prepare_split
+from onnxremat.pipeline.devices.device_ways import shares
+from onnxremat.pipeline.in_parts import batch_split
+from onnxremat.pipeline.in_parts.batch_slices import in_parts
+from onnxremat.pipeline.in_parts.batch_split import plan_best
+from onnxremat.pipeline.in_parts.divided import prepare_split
+from onnxremat.pipeline.in_parts.step_ways import StepInParts
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
-from onnxremat.pipeline.step_ways import StepInParts
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch

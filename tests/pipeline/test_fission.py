@@ -25,12 +25,12 @@ from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline import priced, ways
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.fission_ways import RegionsInParts
+from onnxremat.pipeline.in_parts.fission_ways import RegionsInParts
 from onnxremat.pipeline.planned import plan_of_model, read_planned
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
-from onnxremat.report.carried import of_model
+from onnxremat.report.pages.carried import of_model
 from onnxremat.session.process import PARTS
 from tests.fission.drawn import Drawn
 from tests.fission.test_sums_and_norms import normed

@@ -16,11 +16,11 @@ from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError
 from onnxremat.fission import choose
 from onnxremat.fission.training import BATCH, StepParts
 from onnxremat.pipeline import kept_plans
+from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
 from onnxremat.pipeline.kept_plans import FOLDER, Known, keep, kept_plan, plan_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.result import Result, Timed, finish
-from onnxremat.pipeline.step_in_parts import prepare_step
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.ways import Ways, plan_within_budget
 from onnxremat.pipeline.within_budget import applied

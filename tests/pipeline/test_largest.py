@@ -8,8 +8,8 @@ from onnx import numpy_helper
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.largest import at_largest
-from onnxremat.pipeline.sizes import size_notes, with_measured_shapes
+from onnxremat.pipeline.original.largest import at_largest
+from onnxremat.pipeline.original.sizes import size_notes, with_measured_shapes
 from tests.toolbox import parse
 
 CONSTANTS = {"axis": [0], "along": [1], "zero": 0, "end": [2**62]}

@@ -15,8 +15,8 @@ from onnxremat.fission.pricing import Prices
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import named_outputs
-from onnxremat.pipeline import against_whole
-from onnxremat.pipeline.in_regions import in_regions, wholes_of
+from onnxremat.pipeline.in_parts import against_whole
+from onnxremat.pipeline.in_parts.in_regions import in_regions, wholes_of
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import Drawn

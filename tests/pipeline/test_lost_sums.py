@@ -12,8 +12,8 @@ from onnxremat import Settings, load, optimize, verify
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import DEFAULT
-from onnxremat.pipeline.as_it_came import AsItCame
-from onnxremat.pipeline.lost_sums import may_lose_sums
+from onnxremat.pipeline.original.as_it_came import AsItCame
+from onnxremat.pipeline.original.lost_sums import may_lose_sums
 from onnxremat.planner.options import PlanOptions
 from onnxremat.session.measure import profiled, weight_bytes
 

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.mispadded import mispadded
+from onnxremat.pipeline.original.mispadded import mispadded
 from onnxremat.pipeline.prepare import Settings, prepare
 from tests.toolbox import parse
 

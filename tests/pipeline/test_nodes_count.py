@@ -11,8 +11,8 @@ from onnxremat.errors import NO_FIT
 from onnxremat.fission import choose
 from onnxremat.fission.choosers import Choosers
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.divided import prepare_fission
-from onnxremat.pipeline.in_regions import wholes_of
+from onnxremat.pipeline.in_parts.divided import prepare_fission
+from onnxremat.pipeline.in_parts.in_regions import wholes_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.pipeline.refusal import Refusal

@@ -13,9 +13,10 @@ from onnxremat.cost.table import CostTable
 from onnxremat.errors import NoPlanError, OverBudgetError, UsageError
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
-from onnxremat.pipeline import closed_loop, device_plan, device_ways, several_devices
+from onnxremat.pipeline import closed_loop
 from onnxremat.pipeline.bench import Contender, Timing
 from onnxremat.pipeline.closed_loop import Candidate, attempt
+from onnxremat.pipeline.devices import device_plan, device_ways, several_devices
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.optimize import Request, optimize

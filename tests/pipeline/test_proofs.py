@@ -11,9 +11,9 @@ import pytest
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import NO_FIT, InfeasibleError, NoPlanError, OnnxrematError
 from onnxremat.fission import choose
-from onnxremat.pipeline import batch_split
-from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Aim, Unfit, carried_out
+from onnxremat.pipeline.in_parts import batch_split
+from onnxremat.pipeline.in_parts.batch_split import plan_best
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.optimize import Request, optimize

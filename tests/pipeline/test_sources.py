@@ -12,8 +12,8 @@ import models
 import onnxremat
 from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.pipeline.batch_size import set_batch
+from onnxremat.pipeline.original.source import read_source
 from onnxremat.pipeline.prepare import Settings, prepare
-from onnxremat.pipeline.source import read_source
 from tests.toolbox import parse
 
 

@@ -23,18 +23,18 @@ from onnxremat.ort import profile as profile_of
 from onnxremat.ort.session import OPENED, Options
 from onnxremat.pipeline import (
     closed_loop,
-    fission_ways,
     in_session,
     kept_plans,
     priced,
     time_left,
     ways,
     within_budget,
-)  # fmt: skip
+)
 from onnxremat.pipeline.artifact import CPU, Check, Kind
-from onnxremat.pipeline.batch_split import plan_best
 from onnxremat.pipeline.closed_loop import Candidate
-from onnxremat.pipeline.fission_ways import SEARCH, RegionsInParts, choosers_for
+from onnxremat.pipeline.in_parts import fission_ways  # fmt: skip
+from onnxremat.pipeline.in_parts.batch_split import plan_best
+from onnxremat.pipeline.in_parts.fission_ways import SEARCH, RegionsInParts, choosers_for
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import PLAN, READ, Phases
 from onnxremat.pipeline.prepare import Prepared, Settings, prepare

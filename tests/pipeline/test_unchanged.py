@@ -20,10 +20,10 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline import optimize
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.original.unchanged import Unchanged
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import read_planned
 from onnxremat.pipeline.prepare import Prepared
-from onnxremat.pipeline.unchanged import Unchanged
 from onnxremat.pipeline.verify import verify
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import metadata
@@ -172,8 +172,10 @@ def test_opening_keeps_the_budget_too(tmp_path: Path) -> None:
 def test_what_is_opened_is_what_verify_will_ask(
     monkeypatch: pytest.MonkeyPatch, rise: Rise, opened: bool
 ) -> None:
-    monkeypatch.setattr("onnxremat.pipeline.unchanged.resident_rise", lambda *_, **__: rise)
-    monkeypatch.setattr("onnxremat.pipeline.unchanged.OPENING", 1 << 30)
+    monkeypatch.setattr(
+        "onnxremat.pipeline.original.unchanged.resident_rise", lambda *_, **__: rise
+    )
+    monkeypatch.setattr("onnxremat.pipeline.original.unchanged.OPENING", 1 << 30)
     result = optimised(build("mlp", batch=8, width=64), "1.5x")
     assert isinstance(result.candidate.artifact, Unchanged) == opened
 

@@ -19,7 +19,7 @@ from onnxremat.grad import differentiate
 from onnxremat.grad.roles import roles_of
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.base_order import as_listed, as_run, base_order, two_ends
+from onnxremat.pipeline.original.base_order import as_listed, as_run, base_order, two_ends
 from onnxremat.pipeline.weight_order import DwPolicy, ordered
 from onnxremat.schedule.simulate import simulate
 

@@ -11,7 +11,7 @@ import pytest
 
 from onnxremat.errors import UsageError
 from onnxremat.report.chrome_trace import MEASURED, PLANNED, make_trace, write_trace
-from onnxremat.report.composition import Kind, compose, totals
+from onnxremat.report.pages.composition import Kind, compose, totals
 from onnxremat.schedule.simulate import simulate
 from tests.report.conftest import AGAIN, Case
 

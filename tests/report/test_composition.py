@@ -7,7 +7,7 @@ import numpy as np
 import models
 from onnxremat.grad import differentiate
 from onnxremat.ort.infer import build_graph
-from onnxremat.report.composition import Kind, compose, largest, recomputed_tensors, totals
+from onnxremat.report.pages.composition import Kind, compose, largest, recomputed_tensors, totals
 from onnxremat.schedule.simulate import simulate
 from tests.report.conftest import LAYERS, Case
 from tests.toolbox import graph_of, random_dag

@@ -18,10 +18,10 @@ from onnxremat.pipeline.prepare import Prepared, Settings, prepare
 from onnxremat.planner import peak, solve
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report import demand
-from onnxremat.report.composition import totals
 from onnxremat.report.demand import Subject, Way
 from onnxremat.report.explanation import Explanation, limit
-from onnxremat.report.holders import Holders
+from onnxremat.report.pages.composition import totals
+from onnxremat.report.pages.holders import Holders
 from onnxremat.schedule.plan import Plan
 from onnxremat.schedule.simulate import Rules, simulate
 from tests.fission.drawn import Drawn

@@ -16,9 +16,9 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.errors import UsageError
 from onnxremat.execute.deployment import deploy
-from onnxremat.report.curve_drawing import draw_curve, read_sweep
-from onnxremat.report.devices_page import _lead, devices_page
-from onnxremat.report.spread import Spread
+from onnxremat.report.pages.curve_drawing import draw_curve, read_sweep
+from onnxremat.report.pages.devices_page import _lead, devices_page
+from onnxremat.report.pages.spread import Spread
 from onnxremat.schedule.assign import assigned
 from onnxremat.units import format_bytes
 from tests.report.test_page import Reader

@@ -16,11 +16,11 @@ import pytest
 
 from onnxremat.errors import UsageError
 from onnxremat.fission.region import Region
-from onnxremat.report import page
-from onnxremat.report.carried import Carried
-from onnxremat.report.composition import Kind, compose, totals
-from onnxremat.report.drawing import BOTTOM, COLUMNS, HEIGHT, TOP, Level, draw
-from onnxremat.report.holders import Holders
+from onnxremat.report.pages import page
+from onnxremat.report.pages.carried import Carried
+from onnxremat.report.pages.composition import Kind, compose, totals
+from onnxremat.report.pages.drawing import BOTTOM, COLUMNS, HEIGHT, TOP, Level, draw
+from onnxremat.report.pages.holders import Holders
 from onnxremat.units import format_bytes
 from tests.report.conftest import AGAIN, Case
 

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Tensor
-from onnxremat.report import figures
-from onnxremat.report.curve import CurveView, draw_curve
-from onnxremat.report.figures import byte_unit, second_unit, shortened
-from onnxremat.report.losses import draw_losses
+from onnxremat.report.plots import figures
+from onnxremat.report.plots.curve import CurveView, draw_curve
+from onnxremat.report.plots.figures import byte_unit, second_unit, shortened
+from onnxremat.report.plots.losses import draw_losses
+from onnxremat.report.plots.timeline import View, draw_timeline, edges, measured_line
 from onnxremat.report.sweep import bounds, infeasible_until, plans
-from onnxremat.report.timeline import View, draw_timeline, edges, measured_line
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.simulate import simulate
 from onnxremat.units import format_bytes

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from onnxremat.errors import UsageError
-from onnxremat.report import ranks_page
-from onnxremat.report.ranks_page import Shown
-from onnxremat.workers.pipeline import Pipeline
-from onnxremat.workers.replay import carry_out
-from onnxremat.workers.schedules import named
+from onnxremat.report.pages import ranks_page
+from onnxremat.report.pages.ranks_page import Shown
+from onnxremat.workers.pipelines.pipeline import Pipeline
+from onnxremat.workers.pipelines.replay import carry_out
+from onnxremat.workers.pipelines.schedules import named
 from tests.conftest import ROOT
 from tests.report.test_page import Reader
 

@@ -9,7 +9,7 @@ import pytest
 
 from onnxremat.cost.table import CostTable
 from onnxremat.pipeline.bench import Timing
-from onnxremat.report.recomputed import recomputed_ops
+from onnxremat.report.pages.recomputed import recomputed_ops
 from onnxremat.report.tables import as_text, before_after, bench_table, recomputed, sweep_table
 from onnxremat.schedule.plan import Plan
 from tests.report.conftest import AGAIN, ROWS, Case

@@ -26,7 +26,7 @@ from onnxremat.errors import (
 )
 from onnxremat.exporting import write
 from onnxremat.grad import differentiate
-from onnxremat.grad.listed import KEY, Parameters, parameters_of
+from onnxremat.grad.exported.listed import KEY, Parameters, parameters_of
 from onnxremat.ort.session import Options, open_session, session_options
 
 EXPORTERS = ["dynamo", "legacy"]

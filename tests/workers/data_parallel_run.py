@@ -11,8 +11,8 @@ import numpy as np
 
 from onnxremat.training.data import open_data
 from onnxremat.training.progress import Progress
-from onnxremat.workers.data_parallel import DataParallel, Shard
 from onnxremat.workers.mpi import Ranks, join
+from onnxremat.workers.sums.data_parallel import DataParallel, Shard
 
 
 def main(folders: list[str]) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.workers.mpi import Ranks, join
-from onnxremat.workers.pipelined import PipelineParallel
-from onnxremat.workers.staged import Wanted
+from onnxremat.workers.pipelines.pipelined import PipelineParallel
+from onnxremat.workers.pipelines.staged import Wanted
 
 
 def main(path: Path) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from onnxremat.training.data import open_data
 from onnxremat.workers.courier import Delay, Transfer
-from onnxremat.workers.data_parallel import DataParallel, Overlap, Shard
 from onnxremat.workers.mpi import Ranks, join
 from onnxremat.workers.spans import Spans
+from onnxremat.workers.sums.data_parallel import DataParallel, Overlap, Shard
 
 
 class Held(Delay):

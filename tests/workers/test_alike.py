@@ -9,9 +9,9 @@ import onnxruntime as ort
 import pytest
 
 from onnxremat.grad import differentiate
-from onnxremat.workers.alike import formulas_of
-from onnxremat.workers.gathering import gathering
-from onnxremat.workers.halves import halves_of
+from onnxremat.workers.sums.alike import formulas_of
+from onnxremat.workers.sums.gathering import gathering
+from onnxremat.workers.sums.halves import halves_of
 from onnxremat.workers.turns import last_first
 from tests.workers.test_data_parallel import net
 

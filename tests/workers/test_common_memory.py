@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxremat.workers import common_memory
-from onnxremat.workers.common_memory import CommonMemory
+from onnxremat.workers.sums import common_memory
+from onnxremat.workers.sums.common_memory import CommonMemory
 
 
 @dataclass

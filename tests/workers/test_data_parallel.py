@@ -32,13 +32,13 @@ from onnxremat.training.data import Arrays, Loader
 from onnxremat.training.trainer import Trainer
 from onnxremat.workers import mpi
 from onnxremat.workers.checksum import checksum
-from onnxremat.workers.data_parallel import APART, DataParallel, Shard
-from onnxremat.workers.gathering import gathering
-from onnxremat.workers.halves import halves_of
 from onnxremat.workers.mpi import Ranks
-from onnxremat.workers.pipelined import PipelineParallel
-from onnxremat.workers.sharded import shares_of
-from onnxremat.workers.staged import Wanted
+from onnxremat.workers.pipelines.pipelined import PipelineParallel
+from onnxremat.workers.pipelines.staged import Wanted
+from onnxremat.workers.sums.data_parallel import APART, DataParallel, Shard
+from onnxremat.workers.sums.gathering import gathering
+from onnxremat.workers.sums.halves import halves_of
+from onnxremat.workers.sums.sharded import shares_of
 from tests.training import nets
 
 ROOT = Path(__file__).parents[2]

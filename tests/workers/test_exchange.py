@@ -10,8 +10,9 @@ from typing import cast
 
 import pytest
 
-from onnxremat.workers import tuning
-from onnxremat.workers.exchange import (
+from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.sums import tuning
+from onnxremat.workers.sums.exchange import (
     Measured,
     Network,
     Times,
@@ -22,9 +23,8 @@ from onnxremat.workers.exchange import (
     replayed,
     simulate,
 )
-from onnxremat.workers.layers import Key
-from onnxremat.workers.overlap import Overlapped
-from onnxremat.workers.pipeline import B, F, W
+from onnxremat.workers.sums.layers import Key
+from onnxremat.workers.sums.overlap import Overlapped
 from tests.workers.test_data_parallel import ALONE
 
 ONE = (1.0,) * 12

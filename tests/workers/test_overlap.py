@@ -18,10 +18,10 @@ from onnxremat.grad import differentiate
 from onnxremat.grad.description import training_of
 from onnxremat.training.data import Arrays
 from onnxremat.training.trainer import Trainer
-from onnxremat.workers.data_parallel import DataParallel, Overlap
-from onnxremat.workers.exchange import Exchange
-from onnxremat.workers.layers import in_turn, most_late
-from onnxremat.workers.urgent import be_urgent
+from onnxremat.workers.sums.data_parallel import DataParallel, Overlap
+from onnxremat.workers.sums.exchange import Exchange
+from onnxremat.workers.sums.layers import in_turn, most_late
+from onnxremat.workers.sums.urgent import be_urgent
 from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write
 
 NETS: dict[str, dict[str, Any]] = {

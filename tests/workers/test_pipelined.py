@@ -21,14 +21,14 @@ from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
 from onnxremat.training.state import Step
 from onnxremat.training.trainer import Trainer
-from onnxremat.workers.data_parallel import DataParallel
-from onnxremat.workers.halves import halves_of
-from onnxremat.workers.layers import J
 from onnxremat.workers.mpi import STARTED
-from onnxremat.workers.pipeline import B, F, W
-from onnxremat.workers.pipelined import PipelineParallel
-from onnxremat.workers.schedules import NAMED
-from onnxremat.workers.staged import Wanted, gathered
+from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.pipelines.pipelined import PipelineParallel
+from onnxremat.workers.pipelines.schedules import NAMED
+from onnxremat.workers.pipelines.staged import Wanted, gathered
+from onnxremat.workers.sums.data_parallel import DataParallel
+from onnxremat.workers.sums.halves import halves_of
+from onnxremat.workers.sums.layers import J
 from tests.toolbox import parse
 from tests.training import nets
 from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write

@@ -16,8 +16,8 @@ from onnxremat.cli.commands import app
 from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.grad import differentiate
 from onnxremat.grad.description import training_of
-from onnxremat.workers.cluster import parse_cluster, read_cluster, shipped
-from onnxremat.workers.projection import Grid, project
+from onnxremat.workers.pipelines.cluster import parse_cluster, read_cluster, shipped
+from onnxremat.workers.pipelines.projection import Grid, project
 
 STEP = differentiate(
     models.build("gpt2", batch=2, sequence=8, hidden=16, layers=4, heads=2, vocab=50, positions=8),

@@ -15,8 +15,8 @@ from onnxremat.training.data import Arrays
 from onnxremat.training.progress import Progress
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.trainer import Trainer
-from onnxremat.workers.pipelined import PipelineParallel
-from onnxremat.workers.staged import Wanted
+from onnxremat.workers.pipelines.pipelined import PipelineParallel
+from onnxremat.workers.pipelines.staged import Wanted
 from tests.workers.test_data_parallel import ALONE, ROWS, arrays, mpiexec, net, several, write
 
 PROGRAM = "from onnxremat.cli.app import main; main()"

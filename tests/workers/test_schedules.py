@@ -10,11 +10,21 @@ import numpy as np
 import pytest
 
 from onnxremat.errors import InfeasibleError, OnnxrematError, UsageError
-from onnxremat.workers.bound import lower_bound
-from onnxremat.workers.pipeline import B, F, Order, Pipeline, W, blocks, code, folded, modulo
-from onnxremat.workers.replay import carry_out, try_out
-from onnxremat.workers.schedules import NAMED, SEVERAL, gpipe_apart, named
-from onnxremat.workers.search import apart, best_order
+from onnxremat.workers.pipelines.bound import lower_bound
+from onnxremat.workers.pipelines.pipeline import (
+    B,
+    F,
+    Order,
+    Pipeline,
+    W,
+    blocks,
+    code,
+    folded,
+    modulo,
+)
+from onnxremat.workers.pipelines.replay import carry_out, try_out
+from onnxremat.workers.pipelines.schedules import NAMED, SEVERAL, gpipe_apart, named
+from onnxremat.workers.pipelines.search import apart, best_order
 
 # Stages, micro-batches, communication; least possible, gpipe, the same fast-forwarded, 1f1b,
 # fast-forward, zb-h1; F = B = W = 1. From a simulator of its own.

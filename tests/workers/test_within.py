@@ -12,14 +12,14 @@ import pytest
 
 from onnxremat.errors import NoPlanError
 from onnxremat.graph.ir import Op
-from onnxremat.workers.again import Again, Stage
-from onnxremat.workers.pipeline import B, F, Pipeline, W
-from onnxremat.workers.pipelined import PipelineParallel
-from onnxremat.workers.replay import Replay, carry_out
-from onnxremat.workers.schedules import named
-from onnxremat.workers.search import best_order
-from onnxremat.workers.staged import Wanted
-from onnxremat.workers.within import Beside, Within
+from onnxremat.workers.pipelines.again import Again, Stage
+from onnxremat.workers.pipelines.pipeline import B, F, Pipeline, W
+from onnxremat.workers.pipelines.pipelined import PipelineParallel
+from onnxremat.workers.pipelines.replay import Replay, carry_out
+from onnxremat.workers.pipelines.schedules import named
+from onnxremat.workers.pipelines.search import best_order
+from onnxremat.workers.pipelines.staged import Wanted
+from onnxremat.workers.pipelines.within import Beside, Within
 from tests.toolbox import graph_of
 from tests.workers.test_data_parallel import ALONE, several
 from tests.workers.test_pipelined import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxremat.workers.workspace import pool_bytes
+from onnxremat.workers.pipelines.workspace import pool_bytes
 from tests.toolbox import graph_of
 
 KIB = 1024

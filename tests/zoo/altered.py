@@ -16,7 +16,7 @@ import onnx
 
 from onnxremat.grad import Training, training_of
 from onnxremat.grad.description import Variable
-from onnxremat.grad.marks import is_nameless
+from onnxremat.grad.exported.marks import is_nameless
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.state import FirstValues, input_types
 from onnxremat.training.trainer import Trainer

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import torch
 
-from onnxremat.grad.marks import folded_norms, module_of
-from onnxremat.grad.twins import with_twins
+from onnxremat.grad.exported.marks import folded_norms, module_of
+from onnxremat.grad.exported.twins import with_twins
 from tests.grad.fresh import Found, Wanted, look
 from tests.zoo.altered import NAMELESS
 from tests.zoo.autograd import norms_of

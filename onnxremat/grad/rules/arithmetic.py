@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from onnxremat.grad.call import Call
-from onnxremat.grad.marks import reading_of
+from onnxremat.grad.exported.marks import reading_of
 from onnxremat.grad.registry import Cotangents, vjp
 
 

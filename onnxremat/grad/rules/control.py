@@ -11,9 +11,9 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.grad.apart import Typed, given_to_loop
-from onnxremat.grad.bodies import Body, body_of
 from onnxremat.grad.call import Call
+from onnxremat.grad.control.apart import Typed, given_to_loop
+from onnxremat.grad.control.bodies import Body, body_of
 from onnxremat.grad.registry import Cotangents, vjp
 
 

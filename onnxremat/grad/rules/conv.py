@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from onnx import TensorProto as T
 
-from onnxremat.grad.blocked import by_flipped, flipped_gains
 from onnxremat.grad.call import Call
+from onnxremat.grad.host.blocked import by_flipped, flipped_gains
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.conv_weight import Filters, weight_cotangent
 from onnxremat.grad.rules.flipping import flipped

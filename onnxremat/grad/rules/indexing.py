@@ -11,9 +11,9 @@ import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
-from onnxremat.grad.marks import reading_of
+from onnxremat.grad.exported.marks import reading_of
+from onnxremat.grad.lowering.row_sums import sum_rows
 from onnxremat.grad.registry import Cotangents, vjp
-from onnxremat.grad.row_sums import sum_rows
 from onnxremat.grad.rules.runs import runs_of, sum_of_runs
 from onnxremat.grad.rules.scattering import added_at, flat_indices, reduced_at
 from onnxremat.grad.tape import Shape, Tape

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from onnx import TensorProto as T
 
-from onnxremat.grad.blocked_rows import one_product
 from onnxremat.grad.call import Call
+from onnxremat.grad.host.blocked_rows import one_product
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.tape import Shape, Tape
 

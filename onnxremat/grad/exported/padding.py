@@ -1,0 +1,55 @@
+"""Rows of embeddings that PyTorch keeps for padding (``padding_idx``) and does not train.
+
+Its default exporter says in the file which they are (``Reading.padding`` in ``marks.py``), and the
+rule of Gather keeps to it. Other files do not; but such a row holds zeros from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxremat.grad.exported.marks import first_of, reading_of
+from onnxremat.grad.exported.stored import Stored
+
+TABLE = 0  # input of Gather
+
+
+def by_frequency(model: onnx.ModelProto) -> list[str]:
+    """A warning about tables whose gradients PyTorch divides by how often a batch reads a row
+    (``scale_grad_by_freq``), if there are any: no rule of ours does."""
+    said = ((node, reading_of(node)) for node in model.graph.node if node.op_type == "Gather")
+    names = dict.fromkeys(node.input[TABLE] for node, about in said if about and about.by_frequency)
+    if not names:
+        return []
+    return [
+        f"gradients of {len(names)} tables ({first_of([*names], 4)}) are those of what they give: "
+        "PyTorch divides them by how often a batch reads each row (scale_grad_by_freq)"
+    ]
+
+
+def likely_padding(
+    model: onnx.ModelProto, folder: Path | None, learned: Collection[str]
+) -> dict[str, int]:
+    """Tables of which one row alone is zeros, where the file does not say what it is for.
+
+    Args:
+        folder: where external weights lie.
+        learned: initializers that may be such tables.
+    """
+    stored = Stored(model, folder)
+    found: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type != "Gather" or node.input[TABLE] not in learned:
+            continue
+        name, first = node.input[TABLE], not any(a.name == "axis" and a.i for a in node.attribute)
+        told = reading_of(node) is not None or len(stored.shape(name)) != 2
+        if told or not first or name in found or not stored.readable(name):
+            continue
+        empty = np.flatnonzero(~stored.value(name).any(axis=1))
+        if len(empty) == 1:
+            found[name] = int(empty[0])
+    return found

@@ -1,0 +1,71 @@
+"""Tensors of PyTorch's older exporter that may have been computed from parameters.
+
+It stores what it computed of parameters, buffers and constants under names such as ``onnx::Mul_7``
+and says nothing more: ``weight[:4]`` and ``1 - weight`` look alike. Weights of linear and recurrent
+layers, and scales and shifts of group normalizations, are only moved, which their readers tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx
+
+from onnxremat.grad.exported.marks import Marks, first_of, module_of
+from onnxremat.grad.exported.patterns import EQUAL
+from onnxremat.grad.exported.provenance import SINGLE, Kind, Origin
+from onnxremat.grad.exported.restored import Restored
+
+_MOVED = {"MatMul": (1,), "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3)}
+
+
+def unsaid(
+    model: onnx.ModelProto,
+    marks: Marks,
+    origins: Mapping[str, Origin],
+    restored: Sequence[Restored],
+) -> list[str]:
+    """A warning about tensors that may be functions of parameters, if there are any.
+
+    Args:
+        model: with its parameters restored.
+        restored: how; the numbers of these tell that they were only moved.
+    """
+    if not marks.named or marks.trained is not None:
+        return []
+    return _told(_perhaps_computed(model, origins, {entry.parameter for entry in restored}))
+
+
+def _perhaps_computed(
+    model: onnx.ModelProto, origins: Mapping[str, Origin], undone: Collection[str]
+) -> list[str]:
+    """Trained tensors, and equal numbers."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    moved, read = set(undone), set()
+    groups = {module_of(n) for n in model.graph.node if n.op_type == "InstanceNormalization"}
+    for node in model.graph.node:
+        for position, name in enumerate(node.input):
+            read.add(name)
+            if position in _MOVED.get(node.op_type, ()) or node.op_type.startswith("Conv"):
+                moved.add(name)  # of convolutions, another warning tells
+            elif node.op_type in ("Mul", "Add") and module_of(node) in groups - {""}:
+                moved.add(name)
+    return [
+        name
+        for name, origin in origins.items()
+        if name.startswith("onnx::")
+        and name in read
+        and name not in moved
+        and (origin.kind is Kind.PARAMETER or (ranks[name] and origin.why in (SINGLE, EQUAL)))
+    ]
+
+
+def _told(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"PyTorch's older exporter stored {len(names)} tensors that it made of parameters, buffers "
+        f"or constants: {first_of(names, 4)}: where it computed them (1 - weight), "
+        "training them, or not where their elements are equal, is not training the parameter "
+        "(do_constant_folding=False or onnxremat.export keeps it; onnxremat.check_export tells)"
+    ]

@@ -1,0 +1,1 @@
+"""How is it drawn as a picture?"""

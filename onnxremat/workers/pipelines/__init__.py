@@ -1,0 +1,1 @@
+"""Which rank computes what of a pipeline, and when?"""

@@ -1,0 +1,1 @@
+"""How do the gradients of several processes become one update?"""
