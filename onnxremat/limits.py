@@ -65,6 +65,18 @@ def at_least(number: float, least: float, what: str) -> None:
         raise UsageError(f"{what} is {number}", hint=f"{least:g} or more")
 
 
+def whole(number: Any, what: str) -> int:
+    """A whole number of a caller, of whichever kind, as Python's own.
+
+    Raises:
+        UsageError: it is none: cut off it would be another.
+    """
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise UsageError(f"{what} is {number}", hint="a whole number") from None
+
+
 def above(number: float, least: float, what: str) -> None:
     """The same of a number that may not be ``least`` itself.
 

@@ -24,6 +24,7 @@ from onnxremat.cli.workers import (
     collect,
     company,
     left_out,
+    means_of,
     pipelines_of,
     say_kept,
     schedules_of,
@@ -231,7 +232,7 @@ def command(
         if ranks:
             ranks.require_same(trainer.progress.step, "the step of the checkpoint (0: none)")
             voice.note(company(trainer, ranks))
-        if said := left_out(arrays, batches, trainer):
+        for said in filter(None, (left_out(arrays, batches, trainer), means_of(trainer))):
             voice.note(said)
         start = trainer.progress.step
         spans = spans_of(trainer, ranks, trace)

@@ -171,6 +171,18 @@ def left_out(data: Data, batches: Batches, trainer: Trainer) -> str:
     return f"{left} of {count} {unit} are left out of each epoch: steps take {trainer.rows} rows"
 
 
+def means_of(trainer: Trainer) -> str:
+    """That an update is of means over unequal numbers of labels; "" where it is not."""
+    settings = trainer.training.loss_settings
+    named = [n for n in ("ignore_index", "class_weights") if settings.get(n) is not None]
+    if trainer.joined == 1 or not named:
+        return ""
+    return (
+        f"an update is of the mean of {trainer.joined} batches, each of which divides by its own "
+        f"labels ({', '.join(named)}): one with few that count weighs as much as one with many"
+    )
+
+
 def company(trainer: Trainer, ranks: Ranks) -> str:
     """Who trains, and how."""
     from onnxremat.workers.pipelines.pipelined import PipelineParallel

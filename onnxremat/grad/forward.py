@@ -55,12 +55,14 @@ class Statistic:
         name: the statistic, an initializer of the model.
         batch: tensor with the statistic of the batch.
         keep, rest: factors.
+        values: of a channel in a batch.
     """
 
     name: str
     batch: str
     keep: float
     rest: float
+    values: int
 
 
 def read_forward(
@@ -434,7 +436,8 @@ def train_statistics(graph: Graph, which: Collection[str]) -> tuple[Graph, tuple
         for position, name, scale in ((3, made[1], 1.0), (4, made[2], count / max(count - 1, 1))):
             source = tensors[op.inputs[position]]
             tensors[name] = replace(source, name=name, role=Role.ACTIVATION)
-            statistics.append(Statistic(op.inputs[position], name, keep, (1.0 - keep) * scale))
+            rest = (1.0 - keep) * scale
+            statistics.append(Statistic(op.inputs[position], name, keep, rest, count))
         settings = {"training_mode": 1, "momentum": 0.0}
         settings["epsilon"] = _attribute(op, "epsilon", 1e-5)
         spare = [next(overwritten), next(overwritten)]

@@ -16,7 +16,7 @@ from onnxremat.grad.exported.marks import first_of
 from onnxremat.grad.named import by_name
 from onnxremat.grad.tape import FLOATS, Shape, Tape
 from onnxremat.graph.ir import Tensor
-from onnxremat.limits import above, at_least, between
+from onnxremat.limits import above, at_least, between, whole
 
 
 class Loss(ABC):
@@ -73,7 +73,8 @@ class CrossEntropy(Loss):
     Of labels none of which counts the mean is not a number, and the gradient 0, as in PyTorch.
 
     Raises:
-        UsageError: smoothing that is no part, or a weight that is no number.
+        UsageError: smoothing that is no part, a weight that is no number, or a label or an axis
+            that is no whole one.
     """
 
     ignore_index: int | None = None
@@ -84,6 +85,10 @@ class CrossEntropy(Loss):
 
     def __post_init__(self) -> None:
         between(self.label_smoothing, 0, 1, "label_smoothing")
+        if self.ignore_index is not None:
+            self.ignore_index = whole(self.ignore_index, "ignore_index")
+        if self.axis is not None:
+            self.axis = whole(self.axis, "axis")
         if self.class_weights is not None:
             self.class_weights = tuple(map(float, self.class_weights))
             for weight in self.class_weights:

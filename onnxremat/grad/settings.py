@@ -15,6 +15,7 @@ from onnxremat.grad.losses import Loss
 from onnxremat.grad.optimizers import Optimizer
 from onnxremat.grad.precision import check_precision
 from onnxremat.grad.scaling import LossScale
+from onnxremat.limits import whole
 from onnxremat.ort.blocks import block_size
 
 
@@ -118,7 +119,7 @@ def check_settings(model: onnx.ModelProto, settings: Settings) -> None:
                 why="the step returns the gradients as they are",
                 hint="the caller clips them; or name an optimizer",
             )
-    if settings.accumulate < 1:
+    if whole(settings.accumulate, "accumulate") < 1:
         raise UsageError(f"an update cannot average {settings.accumulate} batches")
     if settings.accumulate > 1 and settings.optimizer is None:
         raise UsageError(

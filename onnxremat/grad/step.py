@@ -50,7 +50,7 @@ from onnxremat.grad.tape import Tape
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph, wide_of
 from onnxremat.grad.variants import least_kept
-from onnxremat.grad.warned import nothing_trained, of_bodies, warnings_of
+from onnxremat.grad.warned import nothing_trained, of_bodies, of_statistics, warnings_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.weights import check_sizes
@@ -432,9 +432,8 @@ class _Builder:
             )
         kept = {entry.name for entry in self.statistics}
         self.rows = weights_of(self.stock, self.chosen, self.parameters, read, kept)
-        moved = self.statistics if self.optimizer is not None else ()
-        still = [entry.name for entry in moved if entry.keep == 1.0]
-        found = warnings_of(self.stock, self.rows, self.resting, still)
+        found = warnings_of(self.stock, self.rows, self.resting)
+        found += tuple(of_statistics(self.statistics, self.optimizer is not None))
         found += tuple(of_bodies(self.graph.ops, self.parameters, self.settings))
         doubts = [self.compared.doubt] if self.compared and self.compared.doubt else []
         self.warnings = (*found, *doubts, *self.sizes.fixed.values())

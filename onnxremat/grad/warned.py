@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence, Set
+from typing import TYPE_CHECKING
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.grad.description import Weight
@@ -13,6 +14,9 @@ from onnxremat.grad.exported.parameters import Inventory
 from onnxremat.grad.exported.quantised import BEFORE, is_quantising
 from onnxremat.grad.settings import Settings
 from onnxremat.graph.ir import Op, all_nodes, subgraphs
+
+if TYPE_CHECKING:
+    from onnxremat.grad.forward import Statistic
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
 STATISTICS = 4  # elements of a named buffer up to which it is not (means of colours)
@@ -63,13 +67,12 @@ def _stops(ops: Sequence[Op], reach: Set[str], seeds: Collection[str]) -> list[s
 
 
 def warnings_of(
-    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str], still: Sequence[str]
+    inventory: Inventory, rows: Sequence[Weight], resting: Sequence[str]
 ) -> tuple[str, ...]:
     """What may not be as the user thinks.
 
     Args:
         resting: BatchNormalization ops that train a scale or bias but use running statistics.
-        still: running statistics that no batch changes, as their momentum says.
     """
     found = []
     for status, text in (
@@ -97,7 +100,7 @@ def warnings_of(
             f"biases with a buffer: these zeros stay as they are ({names}; where they are a "
             "parameter, --parameters says so)"
         )
-    found += _of_norms(inventory, resting, still)
+    found += _of_norms(inventory, resting)
     if absent := [name for name in inventory.absent if name not in inventory.in_norms]:
         names = first_of(absent, 40)
         found.append(
@@ -129,7 +132,7 @@ def warnings_of(
     return tuple(found)
 
 
-def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]) -> list[str]:
+def _of_norms(inventory: Inventory, resting: Sequence[str]) -> list[str]:
     """Batch normalizations that do not do what they do in the framework."""
     found = []
     if resting:
@@ -138,13 +141,6 @@ def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]
             f"{len(resting)} batch normalizations keep to their running statistics, because these "
             f"are no initializers of the file: {names}"
         )
-    if still:
-        found.append(
-            f"{len(still)} running statistics stay as they are, though their batch normalizations "
-            f"use the batch ({first_of(still, 3)}): the file gives the momentum 1, which PyTorch's "
-            "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
-            "model will predict with the old ones: give the module a momentum before it is exported"
-        )
     if inventory.norms:
         names = first_of(inventory.norms, 3)
         gone = first_of([n for n in inventory.absent if n in inventory.in_norms], 40)
@@ -152,6 +148,31 @@ def _of_norms(inventory: Inventory, resting: Sequence[str], still: Sequence[str]
             f"the exporter folded {len(inventory.norms)} batch normalizations into convolutions "
             f"({names}): these are trained with a bias instead{f' of {gone}' * bool(gone)}; to "
             "keep them, export with onnxremat.export, or as docs/exporting.md says"
+        )
+    return found
+
+
+def of_statistics(statistics: Sequence[Statistic], updates: bool) -> list[str]:
+    """Batch normalizations whose batch, or whose momentum, is none to train with.
+
+    Args:
+        updates: the step moves running statistics.
+    """
+    found = []
+    still = [entry.name for entry in statistics if updates and entry.keep == 1.0]
+    if still:
+        found.append(
+            f"{len(still)} running statistics stay as they are, though their batch normalizations "
+            f"use the batch ({first_of(still, 3)}): the file gives the momentum 1, which PyTorch's "
+            "exporters write for momentum=None (a mean over all batches) and for 0. The trained "
+            "model will predict with the old ones: give the module a momentum before it is exported"
+        )
+    if lone := [entry.name for entry in statistics if entry.values == 1]:
+        found.append(
+            f"{len(lone) // 2} batch normalizations get one value per channel "
+            f"({first_of(lone[::2], 3)}): they make their bias of it, whatever it is, and nothing "
+            "before them learns; PyTorch refuses such a batch. Give the model more rows "
+            "(set-batch), or normalise by the running statistics (--batch-norm frozen)"
         )
     return found
 

@@ -14,17 +14,20 @@ FROZEN, VERSION = "frozen", "version"
 WRITTEN = "1"  # the version
 
 
-def facts_of(about: Training, progress: Progress, rows: int) -> dict[str, str]:
+def facts_of(about: Training, progress: Progress, rows: int, gathers: int) -> dict[str, str]:
     """For the file.
 
     Args:
         rows: of a step.
+        gathers: steps per update.
     """
-    facts = {"format": "onnxremat-checkpoint", VERSION: WRITTEN, **progress.facts(rows)}
+    facts = {"format": "onnxremat-checkpoint", VERSION: WRITTEN, **progress.facts(rows, gathers)}
     return {**facts, FROZEN: _frozen(about)}
 
 
-def progress_in(path: Path, facts: Mapping[str, str], about: Training, rows: int) -> Progress:
+def progress_in(
+    path: Path, facts: Mapping[str, str], about: Training, rows: int, gathers: int
+) -> Progress:
     """How far the run was.
 
     Args:
@@ -32,6 +35,7 @@ def progress_in(path: Path, facts: Mapping[str, str], about: Training, rows: int
         facts: that it has.
         about: the step that is to go on with it.
         rows: of a step.
+        gathers: steps per update.
 
     Raises:
         ModelError: it does not say, its tensors were trained beside other frozen values, or it is
@@ -50,7 +54,7 @@ def progress_in(path: Path, facts: Mapping[str, str], about: Training, rows: int
             hint="resume with the step it was made with, or start anew with another file",
         )
     try:
-        return Progress.from_facts(facts, rows)
+        return Progress.from_facts(facts, rows, gathers)
     except (KeyError, ValueError) as error:
         raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
 

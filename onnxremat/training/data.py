@@ -110,8 +110,10 @@ class Loader:
         if self._count is None:
             with _blamed("the loader"):
                 batches = self._function(0)
-                sized = hasattr(batches, "__len__")
-                self._count = len(batches) if sized else sum(1 for _ in batches)  # type: ignore[arg-type]
+                try:
+                    self._count = len(batches)  # type: ignore[arg-type]
+                except TypeError:  # a DataLoader has a length as far as what it reads has one
+                    self._count = sum(1 for _ in batches)
         if not self._count:
             raise UsageError("the loader makes no batches", where="epoch 0")
         return self._count
@@ -301,6 +303,14 @@ def check_batch(about: Training, batch: Batch, types: Types) -> None:
             is no class.
     """
     check_names(batch, about.fed, "the step")
+    for name in about.fed:
+        given, wanted = np.shape(batch[name]), types.get(name, ((),))[0]
+        if given[1:] == wanted[1:] and given[:1] < wanted[:1]:
+            raise UsageError(
+                f"input '{name}' has shape {list(given)}, the step wants {list(wanted)}",
+                hint="leave out what does not fill a batch, as the last of an epoch does not "
+                "(drop_last=True of a DataLoader)",
+            )
     if about.target in batch:
         given, wanted = np.shape(batch[about.target]), types[about.target][0]
         if given[:1] == wanted[:1] and given != wanted:

@@ -12,6 +12,7 @@ from onnxremat.errors import TrainingWarning
 
 COUNTS = ("step", "epoch", "batch", "updates", "gathered")  # of Progress, in a checkpoint
 ROWS = "rows"  # of a step, in a checkpoint
+GATHERS = "accumulate"  # steps per update, in a checkpoint
 ORDER = "order"  # of the data's rows, in a checkpoint
 
 
@@ -26,6 +27,8 @@ class Progress:
         gathered: batches whose gradients wait for an update.
         losses: of all steps of this process, for a curve.
         counted: rows of the steps that a checkpoint had counted, where they were others.
+        moved: updates are of other rows than a checkpoint's were, and not counted from the data's
+            place yet.
         order: that the data of this epoch are gone through in; "" where it is not known.
     """
 
@@ -36,33 +39,41 @@ class Progress:
     gathered: int = 0
     losses: list[float] = field(default_factory=list, init=False)
     counted: int = field(default=0, init=False, compare=False)
+    moved: bool = field(default=False, init=False, compare=False)
     order: str = field(default="", init=False, compare=False)
 
     @classmethod
-    def from_facts(cls, facts: Mapping[str, str], rows: int) -> Progress:
+    def from_facts(cls, facts: Mapping[str, str], rows: int, gathers: int = 1) -> Progress:
         """Of a checkpoint, counted in steps of so many rows, as many processes make of them, or
-        another step: at the same place in the data and in the rate's schedule. Where the rows seen
-        do not fill such steps, fewer than one of them are seen again.
+        another step, and so many steps per update: at the same place in the data and in the rate's
+        schedule. Where the rows seen do not fill such steps, fewer than one of them are seen again.
 
         Raises:
             KeyError, ValueError: the checkpoint does not say.
         """
         found = cls(**{key: int(facts[key]) for key in COUNTS})
         found.order = facts.get(ORDER, "")
-        before = int(facts.get(ROWS, rows))
+        before, each = int(facts.get(ROWS, rows)), int(facts.get(GATHERS, gathers))
         if before != rows:
             found.counted = before
-            for key in ("step", "batch", "updates"):
+            for key in ("step", "batch"):
                 setattr(found, key, getattr(found, key) * before // rows)
+        found.updates = found.updates * before * each // (rows * gathers)
+        found.moved = before * each != rows * gathers
         return found
 
-    def facts(self, rows: int) -> dict[str, str]:
+    def facts(self, rows: int, gathers: int = 1) -> dict[str, str]:
         """For a checkpoint."""
         counts = {key: str(getattr(self, key)) for key in COUNTS}
-        return {**counts, ROWS: str(rows), **({ORDER: self.order} if self.order else {})}
+        pace = {ROWS: str(rows), GATHERS: str(gathers)}
+        return {**counts, **pace, **({ORDER: self.order} if self.order else {})}
 
-    def begin(self, order: str) -> None:
+    def begin(self, order: str, batches: int, gathers: int) -> None:
         """Go through data in an order from here on.
+
+        Args:
+            batches: of an epoch.
+            gathers: of them per update, the last of an epoch aside.
 
         Warns:
             TrainingWarning: in the middle of an epoch that was begun in another.
@@ -75,6 +86,9 @@ class Progress:
                 stacklevel=3,
             )
         self.order = order
+        if self.moved and (self.epoch or self.batch):  # rows left out of an epoch count as seen
+            self.updates = self.epoch * -(-batches // gathers) + self.batch // gathers
+            self.moved = False
 
     def where_lost(self) -> str:
         """The step after the last one with a sound loss."""

@@ -23,7 +23,7 @@ from onnxremat.grad.exported.unfold import apply_restored
 from onnxremat.grad.sharing import require_early_reads
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.wire import existing, read_light
-from onnxremat.limits import at_least
+from onnxremat.limits import at_least, whole
 from onnxremat.memory.mapped import can_own
 from onnxremat.ort.session import Options
 from onnxremat.rewrite.emit import metadata
@@ -297,7 +297,7 @@ def check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
             "the graph returns gradients, it does not train",
             hint="differentiate with an optimizer",
         )
-    at_least(1 if accumulate is None else accumulate, 1, "accumulate")
+    at_least(1 if accumulate is None else whole(accumulate, "accumulate"), 1, "accumulate")
     if accumulate and accumulate > 1 and not gathers:
         raise UsageError(
             "the step updates with every batch, it cannot accumulate",

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,28 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxremat.device.machine import Device
-from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.description import Training, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.exported.at_rest import at_rest
 from onnxremat.grad.exported.frozen import check_frozen
 from onnxremat.grad.exported.unfold import apply_restored, fold_restored
+from onnxremat.grad.scaling import GOOD
 from onnxremat.grad.update import RATE, SHARE, update_of
 from onnxremat.graph.onnx_io import files_of, write_model
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.memory.native import trim
 from onnxremat.ort.binding import BoundSession, BoundState
 from onnxremat.ort.blocks import require_block
-from onnxremat.ort.providers import CPU, CUDA, of_names, open_with, place
-from onnxremat.ort.session import TUNED, Options, model_source, session_options
+from onnxremat.ort.providers import CPU, place
+from onnxremat.ort.session import Options
 from onnxremat.rewrite.pins import PREFIX as PIN
-from onnxremat.session.held import open_held, open_light
-from onnxremat.session.region import find_region
 from onnxremat.training.checkpoint import facts_of, progress_in
 from onnxremat.training.data import Batch, Batches, by_epoch, check_batch, read_by
 from onnxremat.training.on_devices import DeviceSteps, planned_steps
 from onnxremat.training.progress import Progress
 from onnxremat.training.schedules import Schedule
+from onnxremat.training.sessions import device_of, session_of
 from onnxremat.training.state import (
     FirstValues,
     Opening,
@@ -54,10 +52,6 @@ from onnxremat.training.state import (
     open_step,
     require_inference,
 )
-
-# The memory pattern would double the peak of a training graph, and buffers held for a later value
-# of the same shape raise it by up to a third.
-UNPLANNED = Options(pattern=False, reuse=False)
 
 
 class Trainer:
@@ -124,7 +118,7 @@ class Trainer:
         if seed and COUNTER in arrays:
             arrays[COUNTER][...] = np.random.default_rng(seed).integers(1 << 62)
         self._arrange(arrays)
-        device = _device(providers or [CPU])
+        device = device_of(providers or [CPU])
         self._held = BoundState(arrays, place(device))
         if update is not None:
             self._add_states(update, first)
@@ -145,13 +139,13 @@ class Trainer:
             self._session: Runs = found
             self._held, self._how = found.state, found.describe
             return
-        session = _session(opening.step, opening)
+        session = session_of(opening.step, opening)
         how = getattr(session, "describe", str)
         self._how = (lambda: f"{found}; {how()}") if found else how
         self._session = self._bound(session, self.training)
         if opening.update is not None:
             about = opening.update.about
-            self._update = self._bound(_session(opening.update, opening), about)
+            self._update = self._bound(session_of(opening.update, opening), about)
 
     def _open(self, graph: Source, without: str) -> Step:
         """The training graph; one of several processes takes it apart further."""
@@ -218,6 +212,11 @@ class Trainer:
         """Rows of a step, of all processes together."""
         return self.batch_size
 
+    @property
+    def joined(self) -> int:
+        """Batches of the step's own rows whose gradients an update averages."""
+        return self.accumulate
+
     # ---- steps ---------------------------------------------------------------------------
 
     def step(self, batch: Batch, rate: float | None = None) -> float:
@@ -243,8 +242,7 @@ class Trainer:
         feeds: dict[str, np.ndarray] = {**batch}
         if about.rate:
             feeds[about.rate] = np.array(self._rate(rate), np.float32)
-        if about.loss_scale:
-            feeds[about.loss_scale] = np.array(self._loss_scale, np.float32)
+        feeds |= self._scale()
         results = self._session.run(feeds)
         progress.step += 1
         if self._update is None:
@@ -267,14 +265,25 @@ class Trainer:
         nothing happens when there are none."""
         if self._update is None or not self.progress.gathered:
             return
-        share = np.array(1.0 / self._join(self.progress.gathered), np.float32)
-        self._update.run({RATE: np.array(self._rate(rate), np.float32), SHARE: share})
+        share = 1.0 / self._join(self.progress.gathered)
+        self._update.run(self._of_update(self._rate(rate), share))
         for name in self._sums:
             self._held.arrays[name].fill(0)
         if self._sums:
             self._held.push(*self._sums)
         self.progress.gathered = 0
         self.progress.updates += 1
+
+    def _of_update(self, rate: float, share: float) -> dict[str, np.ndarray]:
+        """What an update graph is fed, by ``differentiate`` or cut off a step: that reads the loss
+        scale, too."""
+        feeds = {RATE: np.array(rate, np.float32), SHARE: np.array(share, np.float32)}
+        return feeds | self._scale()
+
+    def _scale(self) -> dict[str, np.ndarray]:
+        """The loss scale of a step that is given it."""
+        name = self.training.loss_scale
+        return {name: np.array(self._loss_scale, np.float32)} if name else {}
 
     def _rate(self, given: float | None) -> float:
         return self.rate.at(self.progress.updates, self._total) if given is None else given
@@ -305,13 +314,15 @@ class Trainer:
             The loss of every step of this call.
 
         Raises:
-            UsageError: the data do not suit the graph, or the loss is no number any more.
+            UsageError: the data do not suit the graph, or the loss is no number any more: where a
+                loss scale skips such updates, in all steps of an epoch.
         """
         data = read_by(self.training, self.types, by_epoch(data))
-        progress, losses, due = self.progress, [], False
+        progress, losses, due = self.progress, list[float](), False
         self._total = epochs * math.ceil(len(data) / self.accumulate)
-        progress.begin(getattr(data, "order", ""))
+        progress.begin(getattr(data, "order", ""), len(data), self.accumulate)
         while progress.epoch < epochs:
+            begin = len(losses)
             for batch in data.epoch(progress.epoch, progress.batch):
                 loss = self.step(batch)
                 progress.batch += 1
@@ -324,6 +335,7 @@ class Trainer:
                     self.save(checkpoint)
                     due = False
             self.update()
+            self._require_update(losses[begin:])
             progress.epoch, progress.batch = progress.epoch + 1, 0
             if checkpoint is None:
                 self.require_sound()
@@ -348,6 +360,20 @@ class Trainer:
                 where=self.progress.where_lost(),
                 why="training diverged, or the data hold infinities or values that are no numbers",
                 hint="a lower --rate, a --warmup, or a step made with --clip-norm 1",
+            )
+
+    def _require_update(self, losses: Sequence[float]) -> None:
+        """Raises:
+        UsageError: an epoch with these losses has trained nothing.
+        """
+        good = self.state.get(GOOD)
+        if losses and good is not None and not good and not np.isfinite(losses).any():
+            raise UsageError(
+                f"epoch {self.progress.epoch + 1} has trained nothing: the loss is {losses[-1]} in "
+                "all its steps",
+                why="the loss scale skips such updates; the model overflows, or the data hold "
+                "infinities or values that are no numbers",
+                hint="bf16 or float32 in place of fp16, or look at the data",
             )
 
     # ---- state ---------------------------------------------------------------------------
@@ -385,7 +411,8 @@ class Trainer:
 
     def _write(self, path: Path) -> None:
         """A checkpoint of what holds numbers."""
-        facts = facts_of(self.training, self.progress, self.rows) | self._facts()
+        pace = self.rows, self.accumulate
+        facts = facts_of(self.training, self.progress, *pace) | self._facts()
         empty = () if self.progress.gathered else self._sums
         kept = {name: array for name, array in self.state.items() if name not in empty}
         write_tensors(path, kept, facts)
@@ -418,7 +445,7 @@ class Trainer:
                 why=f"differing tensors: {', '.join(odd[:5])}",
                 hint="resume with the step it was made with, or start anew with another file",
             )
-        progress = progress_in(Path(path), facts, self.training, self.rows)
+        progress = progress_in(Path(path), facts, self.training, self.rows, self.accumulate)
         if progress.counted and progress.gathered:
             raise ModelError(
                 f"{path} holds gradients of {progress.gathered} batches that wait for an update",
@@ -458,43 +485,3 @@ class Trainer:
         if path is not None:
             write_model(result, path, folder, files_of(source, folder))
         return result
-
-
-def _device(providers: Sequence[str]) -> Device:
-    """Where to train: where the first provider computes."""
-    device = of_names(providers)
-    if device.provider not in (CPU, CUDA):
-        raise UnsupportedError(
-            f"{device.provider} cannot train this way",
-            why="it would not see what a step has written into parameters and state",
-            hint="plan for it with --devices, and give that file without providers",
-        )
-    return device
-
-
-def _session(step: Serial, opening: Opening) -> Any:
-    """A session on the step, or on its update."""
-    device, options = opening.device, opening.options
-    chosen = options or replace(TUNED if step.planned else UNPLANNED, threads=device.threads)
-    made = session_options(chosen)
-    if not step.planned:
-        # It would hold what is made when it is needed: tensors of zeros as large as activations.
-        made.add_session_config_entry(
-            "optimization.disable_specified_optimizers", "ConstantFolding"
-        )
-    # The pool's threads; the calling thread is seen to at each run.
-    made.add_session_config_entry("session.set_denormal_as_zero", "1")
-    if device.provider != CPU:
-        return open_with(device, step.content, made, step.folder)
-    if step.file is None:
-        return open_held(model_source(step.content, made, step.folder), made, chosen, kept=False)
-    model_source(step.content, made, None)  # its folder is set with the file
-    without = "" if options else PIN  # as it was read
-    told = (step.file, chosen, _bound_outputs(step.about), without)
-    search = partial(find_region, *told) if step.planned else None
-    return open_light(step.file, step.content, made, chosen, search)
-
-
-def _bound_outputs(about: Training) -> list[str]:
-    """Outputs that the trainer gives memory for."""
-    return [*about.updates.values(), *([about.loss] if about.loss else []), *about.outputs]

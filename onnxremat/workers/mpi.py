@@ -17,6 +17,7 @@ import numpy as np
 
 from onnxremat.device.host import processors
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
+from onnxremat.limits import at_least
 from onnxremat.workers.courier import Courier, Delay
 
 # How many processes there are, and which one this is: set by launchers.
@@ -225,6 +226,7 @@ class Mesh:
         Raises:
             UsageError: they cannot be as long as each other.
         """
+        at_least(pipelines, 1, "pipelines")
         length, left = divmod(ranks.size, pipelines)
         if left or not length:
             raise UsageError(

@@ -11,8 +11,9 @@ from onnx import helper, numpy_helper
 from onnxremat.grad import differentiate, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.ort.session import open_session, session_options
+from onnxremat.training.sessions import UNPLANNED
 from onnxremat.training.state import FirstValues, input_types
-from onnxremat.training.trainer import UNPLANNED
+from tests.toolbox import parse
 
 
 def net(statistics: dict[str, np.ndarray], names: tuple[str, ...]) -> onnx.ModelProto:
@@ -134,6 +135,26 @@ def test_statistics_that_never_move_are_told(momentum: float, told: bool) -> Non
     found = training_of(differentiate(model, optimizer="sgd", loss="mse")).warnings
     assert any("4 running statistics stay as they are" in text for text in found) == told
     assert not training_of(differentiate(model, optimizer=None, loss="mse")).warnings
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_norm", "told"),
+    [((1, 3), "train", True), ((1, 3), "frozen", False), ((2, 3), "train", False),
+     ((1, 3, 2, 1), "train", False), ((1, 3, 1, 1), "train", True)],
+)  # fmt: skip
+def test_one_value_per_channel_is_no_batch(
+    shape: tuple[int, ...], batch_norm: str, told: bool
+) -> None:
+    """PyTorch raises an error; here the result is the bias, and nothing before it learns."""
+    sizes = ", ".join(map(str, shape))
+    model = parse(f"""g (float[{sizes}] x) => (float[{sizes}] y) {{
+        h = Mul(x, w)  y = BatchNormalization(h, scale, bias, mean, var) }}""")
+    shapes = {"w": shape, **dict.fromkeys(("scale", "bias", "mean", "var"), shape[1:2])}
+    for name, each in shapes.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(each, np.float32), name))
+    step = differentiate(model, optimizer="sgd", loss="mse", batch_norm=batch_norm)
+    text = "1 batch normalizations get one value per channel (mean)"
+    assert any(text in each for each in training_of(step).warnings) == told
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -22,7 +22,8 @@ from onnxremat.grad.exported.twins import _LIKELY, doubts_of
 from onnxremat.grad.exported.unfold import apply_restored, fold_restored
 from onnxremat.ort.session import open_session, session_options
 from onnxremat.report.weights import unsaid_note
-from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.training.sessions import UNPLANNED
+from onnxremat.training.trainer import Trainer
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 PLACEHOLDER = "pkg.torch.onnx.original_node_name"

@@ -12,7 +12,7 @@ from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.grad import differentiate
 from onnxremat.ort.profile import run_session
 from onnxremat.ort.session import open_session, session_options
-from onnxremat.training.trainer import UNPLANNED
+from onnxremat.training.sessions import UNPLANNED
 from tests.toolbox import parse
 
 ML = "ai.onnx.ml"

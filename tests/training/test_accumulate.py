@@ -10,8 +10,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
+from typer.testing import CliRunner
 
 from onnxremat import api
+from onnxremat.cli.commands import app
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad import SGD, differentiate, training_of, update_of
 from onnxremat.graph.tensor_files import read_tensors
@@ -199,6 +201,25 @@ def test_a_planned_step_keeps_its_update(tmp_path: Path) -> None:
         np.testing.assert_array_equal(both[1].values()[name], value)
 
 
+@pytest.mark.parametrize(
+    ("loss", "parts", "said"),
+    [("cross-entropy:ignore_index=3", 2, "mean of 2 batches, each of which divides by its own"),
+     ("cross-entropy:ignore_index=3", 1, ""), ("cross-entropy", 2, "")],
+)  # fmt: skip
+def test_labels_that_do_not_count_alike_are_told_of(
+    loss: str, parts: int, said: str, tmp_path: Path
+) -> None:
+    """What is averaged are the means of batches, not their labels."""
+    step = differentiate(net(4), optimizer="sgd", accumulate=parts, loss=loss, initializers=True)
+    onnx.save(step, tmp_path / "step.onnx")
+    np.savez(tmp_path / "data.npz", **DATA)
+    given = ["train", str(tmp_path / "step.onnx"), "--data", str(tmp_path / "data.npz")]
+    told = CliRunner().invoke(app, given)
+    assert told.exit_code == 0
+    assert said in told.stderr
+    assert ("divides by its own" in told.stderr) == bool(said)
+
+
 def test_wrong_uses_are_named() -> None:
     with pytest.raises(UsageError, match="cannot accumulate") as caught:
         trainer(8, 1, override=4)
@@ -207,6 +228,8 @@ def test_wrong_uses_are_named() -> None:
         differentiate(net(8), optimizer=None, accumulate=2)
     with pytest.raises(UsageError, match="average 0 batches"):
         differentiate(net(8), accumulate=0)
+    with pytest.raises(UsageError, match=r"accumulate is 1\.5"):
+        differentiate(net(8), accumulate=1.5)
     graph = differentiate(net(8), accumulate=2)
     with pytest.raises(UsageError, match="the update of a training step"):
         Trainer(update_of(graph), net(8))

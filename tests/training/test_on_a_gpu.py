@@ -14,7 +14,7 @@ from onnxremat.errors import MissingComponentError, UnsupportedError
 from onnxremat.ort import binding
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.session import open_session
-from onnxremat.training import trainer as module
+from onnxremat.training import sessions as module
 from onnxremat.training.data import Arrays
 from onnxremat.training.evaluation import Evaluator
 from tests.training.nets import arrays, net, trainer

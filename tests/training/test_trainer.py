@@ -22,10 +22,11 @@ import pytest
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, TrainingWarning, UsageError
-from onnxremat.grad import CrossEntropy, differentiate, training_of
+from onnxremat.grad import CrossEntropy, LossScale, differentiate, training_of
 from onnxremat.graph.tensor_files import drop_leftovers, read_tensors, write_tensors
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.session import held as held_module
+from onnxremat.training import sessions
 from onnxremat.training import trainer as loop
 from onnxremat.training.data import Arrays, Loader, open_data
 from onnxremat.training.schedules import Schedule
@@ -166,10 +167,10 @@ def test_no_parsed_graph_is_held_while_a_session_is_opened(
         held.extend(reference() is not None for reference in parsed)
         return held_session(*given, **more)
 
-    held_session = loop.open_held
+    held_session = sessions.open_held
     monkeypatch.setattr(loop, "open_step", noted(loop.open_step))
     monkeypatch.setattr(loop, "FirstValues", noted(loop.FirstValues))
-    monkeypatch.setattr(loop, "open_held", opened)
+    monkeypatch.setattr(sessions, "open_held", opened)
     monkeypatch.setattr(held_module, "open_held", opened)
     graph, weights = tmp_path / "step.onnx", tmp_path / "net.onnx"
     onnx.save(differentiate(net(), optimizer="adamw", accumulate=accumulate), graph)
@@ -303,6 +304,17 @@ def test_damaged_checkpoint_is_an_error(tmp_path: Path, cut: int) -> None:
         read_tensors(file)
 
 
+def test_an_epoch_whose_updates_were_all_skipped_is_no_success() -> None:
+    """With a loss scale parameters stay numbers, and would be exported as if they were trained."""
+    graph = differentiate(net(), optimizer="sgd", initializers=True, loss_scale=LossScale(8.0))
+    data = arrays()
+    once, ever = (data["x"].copy() for _ in range(2))
+    once[0], ever[:] = np.nan, np.nan
+    Trainer(graph, threads=1).fit(Arrays(data | {"x": once}, BATCH), 2)
+    with pytest.raises(UsageError, match="epoch 1 has trained nothing: the loss is nan"):
+        Trainer(graph, threads=1).fit(Arrays(data | {"x": ever}, BATCH), 2)
+
+
 @pytest.mark.parametrize("where", ["w1", "mean", "w1.grad_sum"])
 def test_a_checkpoint_of_no_numbers_is_not_written(tmp_path: Path, where: str) -> None:
     """Nor over a sound one, whoever asks."""
@@ -384,6 +396,26 @@ def test_batches_as_a_list() -> None:
         with pytest.raises(UsageError) as refused:
             one.fit(wrong, 3)  # type: ignore[arg-type]
         assert word in str(refused.value)
+
+
+def test_batches_whose_number_nobody_knows_are_counted() -> None:
+    """As a DataLoader of an IterableDataset says of itself that it has a length, and has none."""
+
+    class Unsized(list[Any]):
+        def __len__(self) -> int:
+            raise TypeError("what it reads has no len()")
+
+    rows = [*Arrays(arrays(), BATCH, shuffle=False).epoch(0)]
+    one, other = trainer(), trainer()
+    assert one.fit(Unsized(rows), 2) == other.fit(rows, 2)
+
+
+def test_the_last_batch_of_an_epoch_that_is_not_full_is_told_of() -> None:
+    rows = [slice(0, BATCH), slice(BATCH, 2 * BATCH - 3)]
+    batches = [{name: a[each] for name, a in arrays().items()} for each in rows]
+    with pytest.raises(UsageError, match=r"\[5, 4\], the step wants \[8, 4\]") as caught:
+        trainer().fit(batches, 1)
+    assert "drop_last" in caught.value.hint
 
 
 def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -16,16 +16,20 @@ from typer.testing import CliRunner
 import models
 from onnxremat.cli.commands import app
 from onnxremat.errors import UsageError
-from onnxremat.grad import differentiate
+from onnxremat.grad import LossScale, differentiate
 from onnxremat.graph.tensor_files import read_tensors
 from onnxremat.training.data import Arrays
+from onnxremat.training.state import Step
 from onnxremat.training.trainer import Trainer
 from onnxremat.workers.mpi import STARTED
 from onnxremat.workers.pipelines.pipeline import B, F, W
 from onnxremat.workers.pipelines.pipelined import PipelineParallel
 from onnxremat.workers.pipelines.schedules import NAMED
-from onnxremat.workers.pipelines.staged import Wanted
+from onnxremat.workers.pipelines.staged import Wanted, gathered
+from onnxremat.workers.sums.data_parallel import DataParallel
+from onnxremat.workers.sums.halves import halves_of
 from onnxremat.workers.sums.layers import J
+from tests.toolbox import parse
 from tests.training import nets
 from tests.workers.test_data_parallel import ALONE, arrays, mpiexec, net, several, write
 from tests.workers.test_overlap import joined
@@ -118,8 +122,12 @@ def test_as_one_process_with_the_joined_batch(tmp_path: Path) -> None:
     plain = prepare(tmp_path / "plain", "gpt2", optimizer="sgd")
     clipped = prepare(tmp_path / "clipped", "gpt2", optimizer="sgd", clip_norm=0.5)
     adamw = prepare(tmp_path / "adamw", "gpt2", optimizer="adamw")
+    # The count of its steps is held back where one is skipped, and so is one rank's to keep.
+    settings = {"optimizer": "adam:epsilon=0.01", "loss_scale": LossScale(8.0)}
+    scaled = prepare(tmp_path / "scaled", "gpt2", **settings)
     rows = [planned(plain, "1f1b", 20), planned(clipped, "zb-h1", 3), planned(adamw, "gpipe", 20)]
-    run(tmp_path, 2, rows)
+    run(tmp_path, 2, [*rows, counted := planned(scaled, "1f1b", 5)])
+    compare(scaled, counted, 1e-4, 1e-5)
     compare(plain, rows[0], 1e-5, 1e-5)
     compare(clipped, rows[1], 1e-5, 1e-5)
     compare(adamw, rows[2], 10.0, 1e-4)  # it makes rounding large where a gradient is zero
@@ -159,6 +167,41 @@ def test_gradients_of_a_tied_weight_are_joined_when_both_are_there() -> None:
     for batch in Arrays(arrays(), 12).epoch(0):
         assert pipe.step(batch) == pytest.approx(whole.step(batch), rel=1e-5)
     np.testing.assert_allclose(pipe.state["w"], whole.state["w"], rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_scale_that_is_given_and_an_input_that_nobody_reads() -> None:
+    """The update of a step that is cut in two reads the former."""
+    model = net(6)
+    model.graph.input.append(helper.make_tensor_value_info("unread", 1, [6, 2]))
+    step = differentiate(model, optimizer="sgd", initializers=True, loss_scale=True)
+    batch = {name: a[:6] for name, a in arrays().items()} | {"unread": np.zeros((6, 2), np.float32)}
+    settings: dict[str, Any] = {"rate": 0.1, "threads": 1, "loss_scale": 8.0}
+    one = Trainer(step, **settings)
+    others = [
+        PipelineParallel(step, ranks=ALONE, wanted=Wanted(1), **settings),
+        DataParallel(step, ranks=ALONE, **settings),
+    ]
+    losses = one.fit(Arrays(batch, 6), 3)
+    for other in others:
+        np.testing.assert_allclose(other.fit(Arrays(batch, 6), 3), losses, rtol=1e-6)
+
+
+def test_parts_that_stop_at_made_up_values_are_estimated() -> None:
+    """They are measured with zeros for whole numbers, and one divides by them."""
+    text = """g (float[2, 3] x, int64[2] at, int64[2] by) => (float[2, 3] y) {
+        h = Tanh(x)  a = MatMul(h, w)  row = Div(at, by)  b = Gather(table, row)  y = Add(a, b) }"""
+    model = parse(text)
+    for name, shape in {"w": (3, 3), "table": (4, 3)}.items():
+        value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 9
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    step = differentiate(model, optimizer="sgd", initializers=True)
+    batch = {"x": np.ones((4, 3), np.float32), "at": np.arange(4), "by": np.full(4, 2)}
+    batch["labels"] = np.arange(4) % 3
+    one, pipe = (
+        PipelineParallel(step, ranks=ALONE, wanted=Wanted(2, *cut), threads=1)
+        for cut in ((), ("interleaved", "Add_4"))
+    )
+    assert pipe.step(batch) == one.step(batch)
 
 
 def test_a_target_without_rows_is_that_of_every_micro_batch() -> None:
@@ -235,6 +278,17 @@ def test_statistics_of_a_module_that_two_stages_call_move_in_one() -> None:
             one.step({n: a[6 * k : 6 * k + 6] for n, a in batch.items()})
     for name in ("mean", "var", "w", "v", "s"):
         np.testing.assert_allclose(pipe.state[name], one.state[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_stage_that_begins_with_a_normalization_has_its_statistics() -> None:
+    """What is copied of them for the kernel is listed before it, in the stage that ends there."""
+    step = differentiate(nets.net(), optimizer="sgd", initializers=True)
+    layers = halves_of(gathered(Step(step, None, None)).model, None).layers(
+        ["BatchNormalization_1"]
+    )
+    for name in ("mean", "var"):
+        assert {layer for (_, layer), ops in layers.parts.items()
+                if any(name in op.reads for op in ops)} == {1}  # fmt: skip
 
 
 @several

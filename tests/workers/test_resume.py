@@ -63,6 +63,26 @@ def test_a_place_between_two_steps_is_the_one_before(tmp_path: Path) -> None:
     assert pipe.progress.counted == 6
 
 
+def test_updates_of_other_rows_are_counted_from_the_place_in_the_data(tmp_path: Path) -> None:
+    """A step that gathers, and micro-batches: 3 updates per epoch, the last of 2 batches, 2, and 8.
+    The rate would be 0 long before the end, or not at it."""
+    saved = tmp_path / "a.safetensors"
+    step = differentiate(net(6), optimizer="sgd", initializers=True, accumulate=3)
+    rate = Schedule(0.1, "linear")
+    gathers, each = (Trainer(step, rate=rate, accumulate=n, threads=1) for n in (3, 1))
+    pipe = PipelineParallel(step, ranks=ALONE, wanted=Wanted(4), rate=rate, threads=1)
+    gathers.fit(Arrays(arrays(), 6), 2, checkpoint=saved)
+    pipe.resume(saved)
+    pipe.fit(Arrays(arrays(), 24), 3, checkpoint=saved)
+    assert pipe.progress.updates == 3 * 2
+    gathers.resume(saved)
+    gathers.fit(Arrays(arrays(), 6), 4, checkpoint=saved)
+    assert gathers.progress.updates == 4 * 3
+    each.resume(saved)
+    each.fit(Arrays(arrays(), 6), 5)
+    assert each.progress.updates == 5 * 8
+
+
 @several
 def test_one_process_goes_on_from_two(tmp_path: Path) -> None:
     folder, saved = tmp_path / "run", tmp_path / "c.safetensors"

@@ -24,12 +24,12 @@ import numpy as np
 
 from onnxremat.errors import ModelError, UsageError
 from onnxremat.grad.dropout import COUNTER
-from onnxremat.grad.update import RATE, SHARE
 from onnxremat.graph.tensor_files import read_tensors, write_tensors
 from onnxremat.training.checkpoint import facts_of, progress_in
 from onnxremat.training.data import Batch, check_batch
+from onnxremat.training.sessions import UNPLANNED
 from onnxremat.training.state import Opening, Source, Step
-from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.training.trainer import Trainer
 from onnxremat.workers.checksum import checksum
 from onnxremat.workers.courier import Transfer
 from onnxremat.workers.mpi import Mesh, Ranks
@@ -166,9 +166,14 @@ class PipelineParallel(Trainer):
         return {self.training.loss: np.array(mean, np.float32)}
 
     @property
+    def joined(self) -> int:
+        """Micro-batches of a step, in all pipelines."""
+        return self.wanted.micro_batches * self.wanted.pipelines
+
+    @property
     def _share(self) -> float:
         """Of a micro-batch in a step of all pipelines."""
-        return 1.0 / (self.wanted.micro_batches * self.wanted.pipelines)
+        return 1.0 / self.joined
 
     def update(self, rate: float | None = None) -> None:
         """Every step updates: nothing is left."""
@@ -187,9 +192,7 @@ class PipelineParallel(Trainer):
                     )
                 array = array[k * rows : (k + 1) * rows]
             found[name] = array
-        if self.training.loss_scale:
-            found[self.training.loss_scale] = np.array(self._loss_scale, np.float32)
-        return found
+        return found | self._scale()
 
     def _batches(self, batch: Batch) -> list[np.ndarray]:
         """F, B and W of this rank for every micro-batch; the losses where they are made here."""
@@ -275,7 +278,7 @@ class PipelineParallel(Trainer):
     def _update_all(self, rate: float) -> None:
         """Parameters and state of this rank, and copies of others' that it reads."""
         self._arrived()
-        feeds = {RATE: np.array(rate, np.float32), SHARE: np.array(self._share, np.float32)}
+        feeds = self._of_update(rate, self._share)
         flight = self._tail.flight(feeds, (), self._news.readers)
         for key in self._tail.pieces:
             self._news.wait(key, flight)
@@ -325,7 +328,7 @@ class PipelineParallel(Trainer):
         """As one process does; all have to call."""
         self.collect()
         if self.mesh.everyone.first:
-            facts = facts_of(self.training, self.progress, self.rows)
+            facts = facts_of(self.training, self.progress, self.rows, self.accumulate)
             write_tensors(path, self._everything, facts)
         self._everything = {}
 
@@ -348,7 +351,7 @@ class PipelineParallel(Trainer):
                 why=f"differing tensors: {', '.join((odd or sorted(sums))[:5])}",
                 hint="resume with the step it was made with, or start anew with another file",
             )
-        self.progress = progress_in(Path(path), facts, self.training, self.rows)
+        self.progress = progress_in(Path(path), facts, self.training, self.rows, self.accumulate)
         for name, array in self._held.arrays.items():
             if name not in sums:
                 np.copyto(array, tensors[name])

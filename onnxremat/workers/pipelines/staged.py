@@ -192,7 +192,7 @@ def staged(step: Step, mesh: Mesh, wanted: Wanted, options: Options) -> Staged:
     rank, again = fitted.replay.order.rank, repeats(fitted.again, parts)
     pieces = cut(halves.step, parts, halves.about, again)
     homes, updates, owners = _owned(halves, layers, rank, pieces)
-    copies = _copies(halves, owners, rank, pieces)
+    copies = _copies(halves, owners, rank, pieces, updates)
     couriers = courier, between
     return Staged(tuple(cuts), fitted, *couriers, homes, pieces, updates, owners, copies)
 
@@ -339,18 +339,26 @@ def owners_of(
 
 
 def _copies(
-    halves: Halves, owners: Mapping[str, int], rank: Sequence[int], pieces: Mapping[Key, Piece]
+    halves: Halves,
+    owners: Mapping[str, int],
+    rank: Sequence[int],
+    pieces: Mapping[Key, Piece],
+    updates: Mapping[Phase, Piece],
 ) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Parameters that other ranks than their owner read.
+    """Parameters, and state of the optimizer (a counter that a loss scale holds back), that other
+    ranks than their owner read.
 
     Raises:
         UnsupportedError: state that the step itself moves is read by several ranks.
     """
     found: dict[str, set[int]] = {}
-    for (_, layer), piece in pieces.items():
+    where = [(rank[layer], piece) for (_, layer), piece in pieces.items()]
+    for key, piece in updates.items():
+        where += [(at, piece) for at in ({*rank} if key == EVERYWHERE else [key[1]])]
+    for at, piece in where:
         for name in (*piece.states, *piece.reads):
-            if owners.get(name, rank[layer]) != rank[layer]:
-                found.setdefault(name, set()).add(rank[layer])
+            if owners.get(name, at) != at:
+                found.setdefault(name, set()).add(at)
     moved = sorted(found.keys() & halves.about.updates.keys())
     if moved:
         raise UnsupportedError(

@@ -25,12 +25,13 @@ from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
 from onnxremat.grad.description import training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.precision import HALVES
-from onnxremat.grad.update import RATE, SHARE, update_of
+from onnxremat.grad.update import update_of
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.providers import CPU
 from onnxremat.training.data import Batch, Data
+from onnxremat.training.sessions import UNPLANNED
 from onnxremat.training.state import Opening, Source, Step
-from onnxremat.training.trainer import UNPLANNED, Trainer
+from onnxremat.training.trainer import Trainer
 from onnxremat.units import format_bytes
 from onnxremat.workers.checksum import checksum
 from onnxremat.workers.courier import Courier, Delay
@@ -249,11 +250,7 @@ class DataParallel(Trainer):
             if self._formulas is None:
                 self._average()
             share = self.overlapped.share / self.progress.gathered
-            feeds = {
-                RATE: np.array(self._rate(rate), np.float32),
-                SHARE: np.array(share, np.float32),
-            }
-            self.overlapped.update(feeds)
+            self.overlapped.update(self._of_update(self._rate(rate), share))
             self.progress.gathered = 0
             self.progress.updates += 1
             if self.tuning is not None:
@@ -294,6 +291,11 @@ class DataParallel(Trainer):
     def rows(self) -> int:
         """Rows of a step, of all processes together."""
         return self.batch_size * self.ranks.size
+
+    @property
+    def joined(self) -> int:
+        """Batches of the step's own rows whose gradients an update averages."""
+        return self.accumulate * self.ranks.size
 
     @property
     def whole(self) -> bool:

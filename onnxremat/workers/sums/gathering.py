@@ -213,12 +213,12 @@ class _Cut:
         source = self.model
         read = {n for node in nodes for n in node.input} | {o.name for o in outputs}
         read |= {n for op in self.graph.ops for n in op.captures}
-        rate = {about.rate} if about.share else set()
+        asked = {about.rate, *about.fed}  # by who feeds it, whether any node reads it or not
         made = onnx.ModelProto(ir_version=source.ir_version, producer_name=source.producer_name)
         made.opset_import.extend(source.opset_import)
         made.graph.name = name
         made.graph.node.extend(nodes)
-        made.graph.input.extend(i for i in source.graph.input if i.name in read | rate)
+        made.graph.input.extend(i for i in source.graph.input if i.name in read | asked)
         made.graph.output.extend(outputs)
         first = {i.name for i in source.graph.input}  # values that a trainer begins with
         made.graph.initializer.extend(

@@ -10,7 +10,7 @@ W from any F, from B of its own and later layers, and from W of later ones.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from onnxremat.cost.analytic import analytic_costs
@@ -157,6 +157,14 @@ def layers_of(
     return _Sorted(graph, cuts, sums, moved).layers()
 
 
+def _shows_state(graph: Graph, op: Op, moved: Set[str]) -> bool:
+    """An op reads state that the step overwrites, and makes little else of it: a copy for a kernel
+    that writes over it, say."""
+    own = moved & {*op.reads}
+    made, kept = (sum(graph.tensors[n].bytes for n in names) for names in (op.writes, own))
+    return bool(own) and (len(own) == len({*op.reads}) or made <= kept)
+
+
 class _Sorted:
     """Sorts the ops of a step."""
 
@@ -172,7 +180,7 @@ class _Sorted:
                 layer += op.name in places
                 self.forward[op.name] = layer
         for op in reversed(graph.ops):
-            if op.name in self.forward and op.reads and {*op.reads} <= {*moved}:
+            if op.name in self.forward and _shows_state(graph, op, {*moved}):
                 readers = {graph.ops[k].name for n in op.writes for k in graph.readers.get(n, ())}
                 near = [self.forward[name] for name in readers if name in self.forward]
                 self.forward[op.name] = min(near, default=self.forward[op.name])
