@@ -74,4 +74,4 @@ def test_kernels_of_this_package_are_seen() -> None:
         if folder.is_dir()
         and any(build_kernels.DECORATED.search(f.read_text()) for f in folder.glob("*.py"))
     }
-    assert found == {"search", "kernels", "workers"}
+    assert found == {"search", "kernels", "pipelines"}

@@ -58,7 +58,7 @@ LESS = 0.85  # of its budget, for a device that would be used alone; squared eac
 # OpenVINO keeps what each of its partitions holds: side by side it would be given too many.
 OBJECTIVES = {"cpu-2x1": "makespan", "cpu-openvino": "time"}
 NEAR = 0.10  # of the measured time
-PLAN_SECONDS = 6.0
+PLAN_SECONDS, OPS_PER_SECOND = 6.0, 300  # whichever gives a plan more time
 # The machine's speed drifts by a fifth within tens of seconds: prediction and time are taken in
 # turns, each in sessions of its own.
 TURNS, BENCH_SECONDS, TRIAL_SECONDS = 3, 1.5, 1.0
@@ -227,7 +227,8 @@ def _planned(
     prepared: Prepared, machine: Machine, limits: Mapping[str, int], objective: str
 ) -> tuple[Deployment, Verification]:
     """The best plan over several devices, be one device alone quicker or not."""
-    log, options = Phases(), PlanOptions(time_limit=PLAN_SECONDS)
+    seconds = max(PLAN_SECONDS, len(prepared.graph.ops) / OPS_PER_SECOND)
+    log, options = Phases(), PlanOptions(time_limit=seconds)
     costs = measured_on(machine, log)
     given = {device.name: device.memory for device in machine.devices if device.memory}
     site = Site(machine, {**given, **limits}, objective=objective)
