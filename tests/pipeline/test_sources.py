@@ -50,7 +50,9 @@ def test_rows_that_see_others_have_no_other_batch_size(tmp_path: Path, old: int,
     """Of one row, repeated, the mean of a batch is what it was."""
     made = f"g (float[{old}, 3] x) => (float[{old}, 3] y) <int64 zero = {{0}}> {{"
     onnx.save(parse(f"{made} {body} y = Sub(x, m) }}", opset=17), tmp_path / "net.onnx")
-    said = "'y' is another one with batch size 6" if old == 1 else "rows of the batch depend on each"
+    said = (
+        "'y' is another one with batch size 6" if old == 1 else "rows of the batch depend on each"
+    )
     with pytest.raises(UnsupportedError, match=said):
         set_batch(tmp_path / "net.onnx", tmp_path / "out.onnx", 6)
     assert not (tmp_path / "out.onnx").exists()
