@@ -60,8 +60,8 @@ from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.planner.semantics import seconds
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
-from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.gathered import update_bytes
+from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_bytes
 from onnxremat.units import Budget
 

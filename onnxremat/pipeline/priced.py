@@ -24,8 +24,8 @@ from onnxremat.pipeline.time_left import for_costs, for_parts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reduce import reduce
-from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.gathered import update_bytes
+from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import beside
 
 if TYPE_CHECKING:

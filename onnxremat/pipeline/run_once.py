@@ -24,9 +24,9 @@ from onnxremat.pipeline.original.source import read_source
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.rewrite.emit import figures, metadata
 from onnxremat.schedule.updates import given_memory, written_over
+from onnxremat.session.gathered import update_bytes
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import weight_bytes
-from onnxremat.session.gathered import update_bytes
 from onnxremat.session.process import Beside, beside, counted, session_bytes
 
 

@@ -64,14 +64,14 @@ def test_the_update_of_gathered_gradients_counts(warm: None) -> None:
     model = parse(net)
     weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    steps = [
-        differentiate(model, loss="mse", optimizer="adamw", accumulate=n) for n in (1, 2)
-    ]
+    steps = [differentiate(model, loss="mse", optimizer="adamw", accumulate=n) for n in (1, 2)]
     settings = onnxremat.Settings(threads=1, measure=False)
     whole, gathering = (prepare(step, settings).beside for step in steps)
     assert not whole.update
     assert gathering.update > 2 * weight.nbytes + SESSION
-    assert gathering.total == gathering.without(["state"]).total + gathering.state + gathering.update
+    assert (
+        gathering.total == gathering.without(["state"]).total + gathering.state + gathering.update
+    )
     facts = {"input_bytes": 9, "state_bytes": 4, "session_bytes": 2, "update_bytes": 7}
     assert counted(facts).total == 9 + 2 + 7
 
