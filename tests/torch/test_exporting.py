@@ -362,6 +362,25 @@ class Adversarial(nn.Module):
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
+def test_small_numbers_are_kept(exporter: str, tmp_path: Path) -> None:
+    """What keeps a root from 0: without it, gradients there are no numbers."""
+
+    class Roots(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.relu(self.linear(x))
+            return (h.square().sum(1) + 1e-8).sqrt()
+
+    net, x = Roots(), torch.cat([torch.randn(2, 4), torch.zeros(1, 4)])
+    nn.init.constant_(net.linear.bias, -0.1)
+    onnxremat.export(net, x, tmp_path / "net.onnx", exporter=exporter)
+    onnxremat.check_export(net, tmp_path / "net.onnx", x).require()
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
 def test_rows_of_padding_are_told(exporter: str, tmp_path: Path) -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
