@@ -50,6 +50,13 @@ def test_what_is_left_out_can_be_an_error() -> None:
         differentiate(model, optimizer="sgd", strict=True)
 
 
+def test_a_small_number_that_was_left_out_is_told() -> None:
+    model = onnx.load(next(path for path in FILES if path.stem == "plus-small"))
+    assert "Add" not in {node.op_type for node in model.graph.node}
+    with pytest.warns(TrainingWarning, match="left out what is added before 1 roots"):
+        differentiate(model, optimizer="sgd", loss="mse")
+
+
 @pytest.mark.filterwarnings("ignore::onnxremat.errors.TrainingWarning")
 @pytest.mark.parametrize("name", ["merged-with-numbers", "folded-with-number"])
 def test_a_number_of_the_code_stays(name: str) -> None:

@@ -106,6 +106,9 @@ _enter("times-1", lambda: Does(lambda m, x: m.l(x) * m.gain, l=nn.Linear(6, 5), 
        (3, 6), lost="gain")  # fmt: skip
 _enter("plus-0", lambda: Does(lambda m, x: m.l(x) + m.shift, l=nn.Linear(6, 5), shift=_zeros()),
        (3, 6), lost="shift")  # fmt: skip
+_enter("plus-small", lambda: Does(
+    lambda m, x: m.l(x) / (m.l(x).square().sum(-1, keepdim=True) + 1e-8).sqrt(),
+    l=nn.Linear(6, 5)), (3, 6))  # fmt: skip
 _enter("times-1-vector", lambda: Does(lambda m, x: m.l(x) * m.g, l=_linear(6, 5), g=_ones(1)),
        (3, 6))  # fmt: skip
 _enter("minus-0-over-1",
