@@ -3,7 +3,7 @@
 The exporters' own simplification folds parameters too, and what they write without it holds
 hundreds of ops on shapes, and sequences, which have no gradient. So onnxscript's simplification is
 run on the graph with every parameter as an input, which it cannot fold. So it is with numbers next
-to 0 and 1, which it takes for these: ``x + 1e-8`` would become ``x``, and ``log(x + 1e-8)`` infinite.
+to 0 and 1, which it takes for these: ``sqrt(x + 1e-8)`` would become ``sqrt(x)``.
 """
 
 from __future__ import annotations

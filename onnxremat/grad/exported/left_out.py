@@ -26,7 +26,7 @@ _AT_ZERO = {"Sqrt": 0, "Log": 0, "Reciprocal": 0, "Div": 1}
 
 def left_out_sums(model: onnx.ModelProto) -> list[str]:
     """A warning about small numbers that PyTorch's exporter took for 0 (up to 1e-8) and left out,
-    if there are any: a root or a quotient still says that it reads a sum, and reads what was summed.
+    if there are any: a root or a quotient still says that it reads a sum.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     found = [

@@ -56,6 +56,7 @@ def _perhaps_computed(
         name
         for name, origin in origins.items()
         if name.startswith("onnx::")
+        and "/" not in name  # a number that what was computed is made with again
         and name in read
         and name not in moved
         and (
