@@ -259,6 +259,13 @@ def tables_with(module: Any, setting: str) -> list[str]:
     return [name for name, part in every if getattr(part, setting, None) not in (None, False)]
 
 
+def padding_rows(module: Any) -> dict[str, int]:
+    """Rows that embeddings keep for padding and do not train (``padding_idx``), by their names in
+    the shell that is exported."""
+    found = {name: getattr(part, "padding_idx", None) for name, part in module.named_modules()}
+    return {f"{SHELL}.{name}".rstrip("."): row for name, row in found.items() if row is not None}
+
+
 @contextlib.contextmanager
 def as_in_files(module: Any, *, detach: bool) -> Iterator[None]:
     """Gradients are those that a file tells: they pass under ``torch.no_grad()``, and at

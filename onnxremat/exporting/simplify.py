@@ -2,19 +2,25 @@
 
 The exporters' own simplification folds parameters too, and what they write without it holds
 hundreds of ops on shapes, and sequences, which have no gradient. So onnxscript's simplification is
-run on the graph with every parameter as an input, which it cannot fold.
+run on the graph with every parameter as an input, which it cannot fold. So it is with numbers next
+to 0 and 1, which it takes for these: ``sqrt(x + 1e-8)`` would become ``sqrt(x)``.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Collection, Sequence
 
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
+from onnx.external_data_helper import uses_external_data
+
+from onnxremat.grad.tape import FLOATS
 
 DROPPING = "onnxremat_dropping"
+TO_ZERO, TO_ONE = 2e-8, 2e-5  # onnxscript 0.7 takes 1e-8 for 0, and 1 + 1e-5 for 1
 
 
 def simplified(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto:
@@ -30,8 +36,11 @@ def simplified(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto
     light = onnx.ModelProto()
     light.CopyFrom(model)
     graph = light.graph
-    stored = [t for t in model.graph.initializer if t.name in kept]
-    others = [t for t in model.graph.initializer if t.name not in kept]
+    _store_numbers(graph)
+    numbers = [_copy(t) for t in graph.initializer if t.name not in kept and _is_next_to(t)]
+    apart = {*kept, *(t.name for t in numbers)}
+    stored = [*(t for t in model.graph.initializer if t.name in kept), *numbers]
+    others = [t for t in model.graph.initializer if t.name not in apart]
     del graph.initializer[:]
     graph.initializer.extend(others)
     graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in stored)
@@ -52,6 +61,28 @@ def simplified(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto
         made.graph.input.remove(value)
     made.graph.initializer.extend(stored)
     return made
+
+
+def _copy(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return onnx.TensorProto.FromString(tensor.SerializeToString())
+
+
+def _store_numbers(graph: onnx.GraphProto) -> None:
+    """Constant nodes of numbers next to 0 and 1 become initializers."""
+    for node in [n for n in graph.node if n.op_type == "Constant" and not n.domain]:
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if value is not None and _is_next_to(value):
+            graph.initializer.append(value)
+            graph.initializer[-1].name = node.output[0]
+            graph.node.remove(node)
+
+
+def _is_next_to(tensor: onnx.TensorProto) -> bool:
+    """A single number that the simplification would take for 0 or 1, and is not."""
+    if tensor.data_type not in FLOATS or math.prod(tensor.dims) != 1 or uses_external_data(tensor):
+        return False
+    number = float(numpy_helper.to_array(tensor).reshape(()))
+    return number not in (0.0, 1.0) and (abs(number) <= TO_ZERO or abs(number - 1.0) <= TO_ONE)
 
 
 def _hold_dropouts(graph: onnx.GraphProto) -> None:

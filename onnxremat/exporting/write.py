@@ -33,6 +33,7 @@ from onnxremat.exporting.pytorch import (
     numbers,
     other_dropouts,
     outputs_of,
+    padding_rows,
     set_modes,
     tables_with,
     untouched,
@@ -44,6 +45,7 @@ from onnxremat.exporting.run import run_file
 from onnxremat.exporting.simplify import name_outputs, simplified
 from onnxremat.grad.exported.listed import Parameters, parameters_of
 from onnxremat.grad.exported.marks import first_of
+from onnxremat.grad.exported.padding import tell_padding
 from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.temporary import scratch_folder
@@ -192,6 +194,7 @@ def _exported(
             why=_reason(error),
             hint="the message is PyTorch's; try the other exporter, or change the module",
         ) from error
+    tell_padding(model, padding_rows(module))
     model = restored(model, facts, values, needed)
     kept = {*facts.trained, *facts.frozen}
     kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}

@@ -19,6 +19,7 @@ from onnxremat.planner.reduce import reduce
 from onnxremat.rewrite.held_narrow import narrow_weights, narrowed, turned_weights, with_values
 from onnxremat.rewrite.held_once import held_once
 from onnxremat.schedule.simulate import simulate
+from onnxremat.session.gathered import update_bytes
 from onnxremat.session.process import Beside, beside
 from onnxremat.units import format_bytes
 
@@ -207,5 +208,6 @@ class _Limit:
         return peak + (0 if budget.of_peak else self._beside(graph).total) <= self._size
 
     def _beside(self, graph: Graph) -> Beside:
-        around = beside(graph, updated_inputs(self._made.original))
+        original = self._made.original
+        around = beside(graph, updated_inputs(original), update_bytes(original))
         return around.without(self._settings.not_counted)

@@ -60,6 +60,7 @@ from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.planner.semantics import seconds
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.simulate import simulate
+from onnxremat.session.gathered import update_bytes
 from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import PARTS, UPDATES, Beside, beside, nodes_bytes
 from onnxremat.units import Budget
@@ -318,7 +319,8 @@ class Prepared:
 
     def everything_in(self, graph: Graph) -> Beside:
         """The same, counted or not."""
-        return beside(graph, [name for name, _ in self.in_place])
+        state = [name for name, _ in self.in_place]
+        return beside(graph, state, update_bytes(self.original))
 
     def bytes_of_nodes(self, nodes: int) -> int:
         """What budgets count of so many nodes more than the graph has."""

@@ -24,6 +24,7 @@ from onnxremat.pipeline.time_left import for_costs, for_parts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reduce import reduce
+from onnxremat.session.gathered import update_bytes
 from onnxremat.session.measure import profiled, weight_bytes
 from onnxremat.session.process import beside
 
@@ -123,6 +124,8 @@ def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
     budget, size = settings.budget, _limit(settings, unsplit)
     if budget is None or size is None:
         return False
-    counted = beside(graph, updated_inputs(unsplit.original)).without(settings.not_counted)
+    original = unsplit.original
+    whole = beside(graph, updated_inputs(original), update_bytes(original))
+    counted = whole.without(settings.not_counted)
     floor = Floor.of(graph, weight_bytes(graph), counted)
     return size < (floor.fixed if budget.of_peak else floor.total)

@@ -152,6 +152,7 @@ class Result:
             "store_all_beside_bytes": prepared.beside.total,
             "state_bytes": parts.state,
             "session_bytes": parts.session,
+            "update_bytes": parts.update,
             "process_bytes": self.candidate.process,
             "store_all_peak_bytes": prepared.store_all_peak,
             "peak_predicted_bytes": artifact.timeline.peak,

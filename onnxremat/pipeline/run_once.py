@@ -24,6 +24,7 @@ from onnxremat.pipeline.original.source import read_source
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.rewrite.emit import figures, metadata
 from onnxremat.schedule.updates import given_memory, written_over
+from onnxremat.session.gathered import update_bytes
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import weight_bytes
 from onnxremat.session.process import Beside, beside, counted, session_bytes
@@ -91,7 +92,7 @@ def _beside(graph: Graph, found: Profile, told: Mapping[str, Any]) -> Beside:
     if told.get("session_bytes") is not None:
         return counted(told)
     state = updated_inputs(graph.model)
-    whole = beside(graph, state)
+    whole = beside(graph, state, update_bytes(graph.model))
     return replace(
         whole, session=session_bytes(graph, len({kernel.name for kernel in found.kernels}))
     )

@@ -35,16 +35,19 @@ class Beside:
         inputs: of a run, less what is state.
         state: parameters and optimizer state of a training step.
         session: what onnxruntime keeps of the nodes; and small outputs a second time.
+        update: of a step that gathers gradients: the optimizer's state, and a session that updates
+            (:mod:`onnxremat.session.gathered`); left out with ``state``.
     """
 
     inputs: int = 0
     state: int = 0
     session: int = 0
+    update: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.inputs + self.state + self.session
+        return self.inputs + self.state + self.session + self.update
 
     @property
     def words(self) -> str:
@@ -52,27 +55,34 @@ class Beside:
         parts = {
             "parameters and state": self.state, "inputs": self.inputs,
             "the session's structures": self.session,
+            "the update of gathered gradients": self.update,
         }  # fmt: skip
         return ", ".join(f"{format_bytes(size)} {name}" for name, size in parts.items() if size)
 
     def without(self, parts: Iterable[str]) -> Beside:
         """The same, some of :data:`PARTS` not counted; other names are of parts that are not
         beside."""
-        return replace(self, **{name: 0 for name in parts if name in PARTS})
+        left_out = {name for name in parts if name in PARTS}
+        return replace(
+            self,
+            **dict.fromkeys(left_out, 0),
+            update=0 if "state" in left_out else self.update,
+        )
 
 
-def beside(graph: Graph, state: Iterable[str] = ()) -> Beside:
+def beside(graph: Graph, state: Iterable[str] = (), update: int = 0) -> Beside:
     """Of a session of ``graph``.
 
     Args:
         state: inputs that are parameters and state.
+        update: bytes of an update that is a graph of its own.
     """
     held = set(state)
     sizes = {n: t.bytes for n, t in graph.tensors.items() if t.role is Role.INPUT}
     kept = sum(size for name, size in sizes.items() if name in held)
     results = [graph.tensors[name].bytes for name in set(graph.outputs)]
     small = sum(size for size in results if size < LENT)  # their places in the slab stay as well
-    return Beside(sum(sizes.values()) - kept, kept, session_bytes(graph) + small)
+    return Beside(sum(sizes.values()) - kept, kept, session_bytes(graph) + small, update)
 
 
 def in_any_parts(whole: Beside, graph: Graph) -> Beside:
@@ -126,5 +136,6 @@ def counted(facts: Mapping[str, Any]) -> Beside:
     if facts.get("session_bytes") is None:
         return Beside()
     state, inputs = facts.get("state_bytes") or 0, facts.get("input_bytes") or 0
-    whole = Beside(max(0, inputs - state), state, facts["session_bytes"])
+    update = facts.get("update_bytes") or 0
+    whole = Beside(max(0, inputs - state), state, facts["session_bytes"], update)
     return whole.without(facts.get("not_counted") or ())

@@ -50,6 +50,28 @@ def test_what_is_left_out_can_be_an_error() -> None:
         differentiate(model, optimizer="sgd", strict=True)
 
 
+def test_a_small_number_that_was_left_out_is_told() -> None:
+    model = onnx.load(next(path for path in FILES if path.stem == "plus-small"))
+    assert "Add" not in {node.op_type for node in model.graph.node}
+    with pytest.warns(TrainingWarning, match="left out what is added before 1 roots"):
+        differentiate(model, optimizer="sgd", loss="mse")
+
+
+@pytest.mark.filterwarnings("ignore::onnxremat.errors.TrainingWarning")
+@pytest.mark.parametrize("name", ["merged-with-numbers", "folded-with-number"])
+def test_a_number_of_the_code_stays(name: str) -> None:
+    """An exponent that was equal to what is trained, and is stored once with it."""
+    path = next(path for path in FILES if path.stem == name)
+    model, kept = onnx.load(path), np.load(path.with_suffix(".npz"))
+    step = differentiate(model, optimizer="sgd", loss="mse")
+    trainer = Trainer(step, model, rate=0.1, threads=1)
+    batch = {n.split(":", 1)[1]: kept[n] for n in kept.files if n.startswith("feed:")}
+    shape = input_types(step)[trainer.training.target][0]
+    batch[trainer.training.target] = np.ones(shape, np.float32)
+    losses = [trainer.step(batch) for _ in range(5)]
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.filterwarnings("ignore::onnxremat.errors.TrainingWarning")
 @pytest.mark.parametrize("name", ["one-of-two-norms", "one-of-two-cuts", "one-of-two-splits"])
 def test_what_was_left_out_is_trained_and_written_apart(name: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ import models
 import onnxremat
 from onnxremat.cost import analytic
 from onnxremat.errors import InfeasibleError, NoPlanError, OverBudgetError, UsageError
+from onnxremat.grad import differentiate
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.prepare import prepare
@@ -53,6 +55,25 @@ def test_parts_add_up_and_can_be_left_out() -> None:
     assert counted(facts) == Beside(0, 4, 100)
     assert counted({"budget_bytes": 5}) == Beside()  # a file of an older version
     assert "--not-counted inputs,updates plans for that" in updates_words(5, 10, ["inputs"])
+
+
+def test_the_update_of_gathered_gradients_counts(warm: None) -> None:
+    """It runs in a session of its own, and alone reads the optimizer's state."""
+    net = """g (float[4, 256] x) => (float[4, 256] y) <float[256, 256] w> {
+      a = MatMul(x, w) b = Tanh(a) y = MatMul(b, w) }"""
+    model = parse(net)
+    weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    steps = [differentiate(model, loss="mse", optimizer="adamw", accumulate=n) for n in (1, 2)]
+    settings = onnxremat.Settings(threads=1, measure=False)
+    whole, gathering = (prepare(step, settings).beside for step in steps)
+    assert not whole.update
+    assert gathering.update > 2 * weight.nbytes + SESSION
+    assert (
+        gathering.total == gathering.without(["state"]).total + gathering.state + gathering.update
+    )
+    facts = {"input_bytes": 9, "state_bytes": 4, "session_bytes": 2, "update_bytes": 7}
+    assert counted(facts).total == 9 + 2 + 7
 
 
 def test_bytes_are_for_the_process_and_shares_for_what_a_plan_changes() -> None:

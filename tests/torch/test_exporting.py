@@ -361,6 +361,44 @@ class Adversarial(nn.Module):
         return torch.cat([self.head(y), self.other(z)], 1)
 
 
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_small_numbers_are_kept(exporter: str, tmp_path: Path) -> None:
+    """What keeps a root from 0: without it, gradients there are no numbers."""
+
+    class Roots(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = torch.relu(self.linear(x))
+            return (h.square().sum(1) + 1e-8).sqrt()
+
+    net, x = Roots(), torch.cat([torch.randn(2, 4), torch.zeros(1, 4)])
+    nn.init.constant_(net.linear.bias, -0.1)
+    onnxremat.export(net, x, tmp_path / "net.onnx", exporter=exporter)
+    onnxremat.check_export(net, tmp_path / "net.onnx", x).require()
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_rows_of_padding_are_told(exporter: str, tmp_path: Path) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(6, 4, padding_idx=k) for k in (0, 2)])
+            self.plain, self.out = nn.Embedding(6, 4), nn.Linear(4, 3)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            h = self.tables[0](words) * self.tables[1](words)
+            return self.out((h + 0.1).tanh() * self.plain(words) + self.tables[1].weight[words])
+
+    net, words = Words(), torch.tensor([[0, 1, 2, 0], [3, 0, 2, 5]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        onnxremat.export(net, words, tmp_path / "net.onnx", exporter=exporter)
+        onnxremat.check_export(net, tmp_path / "net.onnx", words).require()
+
+
 def test_tables_that_calls_scale_down_are_told(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Embedding(10, 6, max_norm=0.5), nn.Linear(6, 2))
     with pytest.warns(TrainingWarning, match=r"1 embeddings with max_norm \(0\)"):

@@ -43,7 +43,8 @@ FRESH = (
     "folded-blocks", "stopped-transposed",
     "merged-zero-scales", "merged-norm-called-twice", "merged-states",
     "folded-slices", "folded-exponent", "stopped-gate", "folded-coordinates",
-    "folded-gates-of-two", "one-of-two-sums",
+    "folded-gates-of-two", "one-of-two-sums", "merged-with-numbers", "folded-with-number",
+    "plus-small",
 )  # fmt: skip
 FRESH_LEGACY = (
     "merged-group-norms", "copied-layers", "copied-modules", "merged-layer-norms",

@@ -106,6 +106,9 @@ _enter("times-1", lambda: Does(lambda m, x: m.l(x) * m.gain, l=nn.Linear(6, 5), 
        (3, 6), lost="gain")  # fmt: skip
 _enter("plus-0", lambda: Does(lambda m, x: m.l(x) + m.shift, l=nn.Linear(6, 5), shift=_zeros()),
        (3, 6), lost="shift")  # fmt: skip
+_enter("plus-small", lambda: Does(
+    lambda m, x: m.l(x) / (m.l(x).square().sum(-1, keepdim=True) + 1e-8).sqrt(),
+    l=nn.Linear(6, 5)), (3, 6))  # fmt: skip
 _enter("times-1-vector", lambda: Does(lambda m, x: m.l(x) * m.g, l=_linear(6, 5), g=_ones(1)),
        (3, 6))  # fmt: skip
 _enter("minus-0-over-1",
@@ -146,6 +149,11 @@ _enter("merged-rms-norms", lambda: nn.Sequential(
 _enter("merged-with-constants", lambda: nn.Sequential(
     nn.Conv1d(3, 4, 3), nn.GroupNorm(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)),
     (2, 3, 6))  # fmt: skip
+_enter("merged-with-numbers", lambda: Does(
+    lambda m, x: m.b * m.l(x) + m.l(x) ** 2 + m.l(x).tanh() / (m.l(x).abs() + m.e)
+    + 0.1 * m.l(x) + m.l(x).clamp(-0.5, 0.5) * m.c, l=nn.Linear(6, 5),
+    b=Parameter(torch.tensor(2.0)), c=Parameter(torch.tensor(0.5)),
+    e=Parameter(torch.tensor(0.1))), (3, 6))  # fmt: skip
 _enter("merged-slopes", lambda: nn.Sequential(
     nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 6), nn.PReLU(6), nn.Linear(6, 6), nn.PReLU()),
     (3, 6))  # fmt: skip
@@ -252,6 +260,9 @@ _enter("folded-cast", lambda: Does(
 _enter("folded-exp", lambda: Does(
     lambda m, x: m.l(x) * m.gain.exp(), l=nn.Linear(6, 5), gain=Parameter(torch.tensor(2.3))),
     (3, 6), lost="gain")  # fmt: skip
+_enter("folded-with-number", lambda: Does(
+    lambda m, x: m.l(x) ** 2 / (2 * m.gain.exp()) + m.l(x), l=nn.Linear(6, 5),
+    gain=Parameter(torch.tensor(0.0))), (3, 6), lost="gain")  # fmt: skip
 _enter("folded-softplus", lambda: Does(
     lambda m, x: m.l(x) * functional.softplus(m.rate), l=nn.Linear(6, 5),
     rate=Parameter(torch.randn(5))), (3, 6), lost="rate")  # fmt: skip

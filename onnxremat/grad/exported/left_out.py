@@ -13,12 +13,41 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxremat.grad.exported.marks import Reading, rules_of
+from onnxremat.grad.exported.marks import Reading, first_of, reading_of, rules_of, stem
 from onnxremat.grad.exported.stored import Stored
 
 BIAS = 2  # input of Gemm, Conv and ConvTranspose
 # Of operators that begin so: which argument is the bias.
 _ARGUMENT = {"linear": 2, "addmm": 0, "conv": 2, "_native_batch_norm": 2, "batch_norm": 2}
+
+# Which input has no derivative at 0, so that code adds a small number to it.
+_AT_ZERO = {"Sqrt": 0, "Log": 0, "Reciprocal": 0, "Div": 1}
+
+
+def left_out_sums(model: onnx.ModelProto) -> list[str]:
+    """A warning about small numbers that PyTorch's exporter took for 0 (up to 1e-8) and left out,
+    if there are any: a root or a quotient still says that it reads a sum.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    found = [
+        node.output[0]
+        for node in model.graph.node
+        if (at := _AT_ZERO.get(node.op_type)) is not None
+        and (about := reading_of(node)) is not None
+        and len(about.taken) > at
+        and stem(about.taken[at]) == "add"
+        and (maker := makers.get(node.input[at])) is not None
+        and (made := reading_of(maker)) is not None
+        and made.call != about.call
+        and stem(made.made) != "add"
+    ]
+    if not found:
+        return []
+    return [
+        f"the exporter left out what is added before {len(found)} roots, logarithms or quotients "
+        f"({first_of(found, 3)}), as it takes numbers up to 1e-8 for 0: gradients are no numbers "
+        "where the rest is 0 (optimize=False or onnxremat.export keeps it)"
+    ]
 
 
 def left_out(node: onnx.NodeProto, about: Reading) -> str:

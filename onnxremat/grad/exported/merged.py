@@ -122,6 +122,37 @@ def made_by_call(about: Reading, there: Collection[str]) -> bool:
     return all(name in there or stem(name) in _CREATING for name in about.taken)
 
 
+def reads_no_other(nodes: Sequence[onnx.NodeProto], stored: Collection[str]) -> bool:
+    """Values that are computed account for all that a call read, but for the module's tensors that
+    it names: whatever else its nodes read is a number of the code (``x ** 2``), or of the exporter.
+
+    Args:
+        nodes: all of one call.
+        stored: the initializers.
+    """
+    about = reading_of(nodes[0])
+    assert about is not None
+    made = {name for node in nodes for name in node.output}
+    read = {name for node in nodes for name in node.input if name and name not in stored}
+    said = {name for name in about.taken if stem(name) not in _CREATING}
+    return len(read - made) >= len(said.difference(about.tensors))
+
+
+def constants_of_code(
+    marks: Marks, about: Reading, places: Sequence[Place]
+) -> list[tuple[Place, str]]:
+    """Where a call that reads nothing of the module's, and no other than what is computed, reads a
+    tensor folded from a parameter: a number of the code, which happened to be equal."""
+    if about.tensors:
+        return []
+    return [
+        (place, "")
+        for place in places
+        for name in [place[0].input[place[1]]]
+        if marks.tokens_of(name) and not about.takes(name) and not rules_of(place[0])
+    ]
+
+
 def folded_apart(marks: Marks, name: str, places: Sequence[Place]) -> list[tuple[Place, str]]:
     """Readers of a tensor folded from one parameter whose calls read another, of a module of their
     own: the parameter of that module which is called alike, where the module has it. So scales of

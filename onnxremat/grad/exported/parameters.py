@@ -18,6 +18,7 @@ from onnxremat.grad.exported.custom import own_gradients
 from onnxremat.grad.exported.detached import stopped_in_one, straight_through, with_stops
 from onnxremat.grad.exported.frozen import mark
 from onnxremat.grad.exported.given import Given, Parameters, matched, read_given
+from onnxremat.grad.exported.left_out import left_out_sums
 from onnxremat.grad.exported.marks import Marks, first_of, marks_of
 from onnxremat.grad.exported.merged import perhaps_merged
 from onnxremat.grad.exported.padding import by_frequency, likely_padding
@@ -134,7 +135,7 @@ def take_inventory(
     told = None if given is None else given.trained
     origins = origins_of(result, folder, marks, cores, told)
     doubts = [*doubts_of(result), *still_random(result), *still_iterated(result)]
-    doubts += [*whole_weights(result), *by_frequency(result)]
+    doubts += [*whole_weights(result), *by_frequency(result), *left_out_sums(result)]
     doubts += own_gradients(model) if marks.trained is None else []  # export compares them
     doubts += about_copies(model, folder, restored, origins) if tie and given is None else []
     doubts += unsaid(result, marks, origins, restored) if given is None else []

@@ -23,7 +23,7 @@ model of that structure, so that first values are found and trained ones are wri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,15 @@ from onnxremat.grad.exported.layers import calls, homes, in_copied_layers, place
 from onnxremat.grad.exported.left_out import BIAS, left_out, zeros
 from onnxremat.grad.exported.makers import MADE, MAKERS, on_the_way, read_by_makers, stored_again
 from onnxremat.grad.exported.marks import Marks, Reading, is_nameless, parameters_among, reading_of
-from onnxremat.grad.exported.merged import Place, folded_apart, made_by_call, made_by_calls, merged
+from onnxremat.grad.exported.merged import (
+    Place,
+    constants_of_code,
+    folded_apart,
+    made_by_call,
+    made_by_calls,
+    merged,
+    reads_no_other,
+)
 from onnxremat.grad.exported.parts import SMALLEST, parts_among
 from onnxremat.grad.exported.patterns import (
     LIMIT,
@@ -201,17 +209,21 @@ class _Finder:
         copied = {entry.parameter for entry in self.found}
         constant = {name for name in self.floats if self._constant(name)}
         calls: dict[str, list[Place]] = {}
+        nodes: dict[str, list[onnx.NodeProto]] = {}
         readers: dict[str, list[Place]] = {}
         for node in self.model.graph.node:
             if node.output and node.output[0] in copied:
                 continue  # an Identity that becomes a tensor of its own
             about = reading_of(node)
+            if about is not None:
+                nodes.setdefault(about.call, []).append(node)
             for position, name in enumerate(node.input):
                 if name in self.stored.tensors or name in copied:
                     readers.setdefault(name, []).append((node, position))
                     if about is not None and name in self.floats:
                         calls.setdefault(about.call, []).append((node, position))
-        self._told_apart(calls, constant)
+        alone = {call for call in calls if reads_no_other(nodes[call], self.stored.tensors)}
+        self._told_apart(calls, constant, alone)
         self._folded_apart(readers, constant)
         used = {(e.node, e.position): e.parameter for e in self.found if e.how == "use"}
         left = {
@@ -221,18 +233,21 @@ class _Finder:
         }
         self.found += own_statistics(self.model, left, used, self._fresh)
 
-    def _told_apart(self, calls: Mapping[str, list[Place]], constant: set[str]) -> None:
+    def _told_apart(
+        self, calls: Mapping[str, list[Place]], constant: set[str], alone: Collection[str]
+    ) -> None:
         names: dict[str, str] = {}  # PyTorch's name to the tensor made for it
         there = made_by_calls(self.model, self.marks)
         for places in calls.values():
             about = reading_of(places[0][0])
             assert about is not None
-            for (node, position), token in merged(self.marks, places, about.tensors):
+            plain = constants_of_code(self.marks, about, places) if about.call in alone else []
+            for (node, position), token in merged(self.marks, places, about.tensors) + plain:
                 name = node.input[position]
                 known = self.marks.signature.keys() >= {*token.split()}
                 if name not in constant and not (token and known):
                     continue  # equal irregular numbers are one parameter, as far as one can tell
-                if not token and not made_by_call(about, there):
+                if not token and about.call not in alone and not made_by_call(about, there):
                     continue  # the parameter, through what changed nothing (``w.clone()``)
                 key = token or f"{name}, a constant"
                 if key not in names:

@@ -39,13 +39,15 @@ def unsaid(
 def _perhaps_computed(
     model: onnx.ModelProto, origins: Mapping[str, Origin], undone: Collection[str]
 ) -> list[str]:
-    """Trained tensors, and equal numbers."""
-    ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
-    moved, read = set(undone), set()
+    """Trained tensors, and equal or single numbers: what code gives is no initializer, but for what
+    is put in the place of masked elements."""
+    moved, read, elsewhere = set(undone), set(), set()
     groups = {module_of(n) for n in model.graph.node if n.op_type == "InstanceNormalization"}
     for node in model.graph.node:
         for position, name in enumerate(node.input):
             read.add(name)
+            if node.op_type != "Where":
+                elsewhere.add(name)
             if position in _MOVED.get(node.op_type, ()) or node.op_type.startswith("Conv"):
                 moved.add(name)  # of convolutions, another warning tells
             elif node.op_type in ("Mul", "Add") and module_of(node) in groups - {""}:
@@ -54,9 +56,14 @@ def _perhaps_computed(
         name
         for name, origin in origins.items()
         if name.startswith("onnx::")
+        and "/" not in name  # a number that what was computed is made with again
         and name in read
         and name not in moved
-        and (origin.kind is Kind.PARAMETER or (ranks[name] and origin.why in (SINGLE, EQUAL)))
+        and (
+            origin.kind is Kind.PARAMETER
+            or origin.why == EQUAL
+            or (origin.why == SINGLE and name in elsewhere)
+        )
     ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
-from onnxremat.grad.exported.marks import reading_of
+from onnxremat.grad.exported.padding import padding_of
 from onnxremat.grad.lowering.row_sums import sum_rows
 from onnxremat.grad.registry import Cotangents, vjp
 from onnxremat.grad.rules.runs import runs_of, sum_of_runs
@@ -51,8 +51,7 @@ def gather(call: Call) -> Cotangents:
 
 def _but_padding(call: Call) -> str:
     """dy, 0 for indices of a padding row."""
-    about, t = reading_of(call.op.node), call.tape
-    row = None if about is None else about.padding
+    row, t = padding_of(call.op.node), call.tape
     if row is None:
         return call.dy
     indices = call.op.inputs[1]
