@@ -32,7 +32,9 @@ def window_of(call: Call) -> Window:
     """
     given = call.attributes
     rank = len(call.shape(0)) - SPATIAL
-    kernel = tuple(given["kernel_shape"] if "kernel_shape" in given else call.shape(1)[SPATIAL:])
+    weights = 3 if call.op.op_type == "QLinearConv" else 1
+    own = "kernel_shape" in given
+    kernel = tuple(given["kernel_shape"] if own else call.shape(weights)[SPATIAL:])
     strides = tuple(given.get("strides") or [1] * rank)
     dilations = tuple(given.get("dilations") or [1] * rank)
     auto = call.text("auto_pad", "NOTSET")
@@ -61,6 +63,11 @@ def convolution(call: Call, span: Span) -> Piece:
     if call.has(3):
         reads[3] = span
     return _through(call, span, reads)
+
+
+def quantised_convolution(call: Call, span: Span) -> Piece:
+    """Batch and spatial axes; its padding is the zero point."""
+    return _through(call, span, call.none())
 
 
 def pooling(call: Call, span: Span) -> Piece:
@@ -155,7 +162,9 @@ def transposed(call: Call, span: Span) -> Piece:
         raise CannotSplitError("its padding follows from the size of its output")
     rank, i = len(call.out) - SPATIAL, span.axis - SPATIAL
     given = call.attributes
-    kernel = tuple(given["kernel_shape"] if "kernel_shape" in given else call.shape(1)[SPATIAL:])
+    weights = 3 if call.op.op_type == "QLinearConv" else 1
+    own = "kernel_shape" in given
+    kernel = tuple(given["kernel_shape"] if own else call.shape(weights)[SPATIAL:])
     s = (given.get("strides") or [1] * rank)[i]
     d = (given.get("dilations") or [1] * rank)[i]
     pads = list(given.get("pads") or [0] * (2 * rank))
