@@ -87,6 +87,7 @@ TABLE: Table = {
     **_rows("window", "batch and spatial axes", windows.convolution, "FusedConv", MS),
     **_rows("window", "batch and spatial axes", windows.convolution, "Conv", BLOCKED),
     **_rows("window", "batch and spatial axes", windows.quantised_convolution, "QLinearConv"),
+    **_rows("window", "batch and spatial axes", windows.quantised_convolution, "QLinearConv", MS),
     **_rows("window", "batch, channels and spatial axes", windows.pooling, "AveragePool MaxPool"),
     **_rows("window", "batch and spatial axes", windows.pooled_blocks, "AveragePool MaxPool",
             BLOCKED),

@@ -66,8 +66,15 @@ def convolution(call: Call, span: Span) -> Piece:
 
 
 def quantised_convolution(call: Call, span: Span) -> Piece:
-    """Batch and spatial axes; its padding is the zero point."""
-    return _through(call, span, call.none())
+    """Batch and spatial axes, channels being the second axis or the last; its padding is the zero
+    point."""
+    if not call.attributes.get("channels_last"):
+        return _through(call, span, call.none())
+    if span.axis == len(call.out) - 1:
+        raise CannotSplitError("channels are made of all weights")
+    if call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
+        raise CannotSplitError("its padding is not written out")
+    return _through(call, span, call.none(), 1)
 
 
 def pooling(call: Call, span: Span) -> Piece:
@@ -112,13 +119,13 @@ def _not_channels(span: Span) -> None:
         raise CannotSplitError("channels are laid out in blocks")
 
 
-def _through(call: Call, span: Span, reads: list[Span | None]) -> Piece:
+def _through(call: Call, span: Span, reads: list[Span | None], spatial: int = SPATIAL) -> Piece:
     if span.axis == 0:
         reads[0] = span
         return Piece(tuple(reads), span)
-    if span.axis < SPATIAL:
+    if span.axis < spatial:
         raise CannotSplitError("channels are made of all weights")
-    window, i = window_of(call), span.axis - SPATIAL
+    window, i = window_of(call), span.axis - spatial
     s, p, size = window.strides[i], window.pads[i], call.shape(0)[span.axis]
     first = span.first * s - p
     end = (span.end - 1) * s - p + (window.kernel[i] - 1) * window.dilations[i] + 1

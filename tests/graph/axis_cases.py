@@ -175,6 +175,8 @@ CASES = (
     _("Conv", [IMAGE, weights(4, 3, 1, 1)], {0}, strides=[5, 4], auto_pad="SAME_UPPER"),
     _("Conv", [(1, 2, 9), weights(3, 2, 4)], {2}, pads=[2, 1]),
     _("QLinearConv", QUANTISED, {0, 2, 3}, pads=[1, 2, 1, 0]),
+    _("QLinearConv", [np.empty((2, 12, 10, 3), np.uint8), *QUANTISED[1:]], {0, 1, 2}, MS,
+      pads=[1, 2, 1, 0], strides=[2, 1], channels_last=1),
     _("QLinearConv", QUANTISED, {0, 2, 3}, strides=[2, 3], auto_pad="SAME_UPPER"),
     _("FusedConv", [*CONV, weights(4)], {0, 2, 3}, MS, pads=[1] * 4, activation="Relu"),
     _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
