@@ -65,7 +65,11 @@ def _forms(
             if packed is not None and plain and op.inputs[packed] == name:
                 turned = _transposed(op)
                 forms[name][op.op_type, turned] = _packed_bytes(weights[name][1], turned)
-            elif _has_few_bits(op) and op.inputs[1] == name and not any(n in given for n in op.inputs):
+            elif (
+                _has_few_bits(op)
+                and op.inputs[1] == name
+                and not any(n in given for n in op.inputs)
+            ):
                 beside = _scales_packed(op, weights)
                 forms[name][op.op_type, _level(op)] = tensor_bytes(*weights[name]) + beside
             else:
