@@ -95,7 +95,9 @@ class RegionsInParts(InParts):
     def choosers(self) -> Choosers:
         """Of the whole graph."""
         if self.known is None:
-            needed = self.whole is None
+            limit = limit_of(self.prepared, self.budget)
+            hopeless = limit is not None and self.prepared.floor.above(limit)
+            needed = self.whole is None and not hopeless  # a refusal is not worth so long
             self.known = choosers_for(
                 self.prepared, self.options, self.log, needed, structures=self._counts_nodes
             )
