@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from onnxremat.graph.spans import Call, CannotSplitError, Piece, Span
+
+_WHOLE_BYTES = {
+    TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32,
+}  # fmt: skip
 
 
 def pointwise(call: Call, span: Span) -> Piece:
@@ -13,6 +19,19 @@ def pointwise(call: Call, span: Span) -> Piece:
 def leading(call: Call, span: Span) -> Piece:
     """The first input along every axis, others whole: a function of one element."""
     return Piece((span, *call.none()[1:]), span)
+
+
+def quantised(call: Call, span: Span) -> Piece:
+    """Every axis; scales and zero points whole, but along the axis that has one for each entry."""
+    tensors = call.facts.graph.tensors
+    kinds = {tensors[name].dtype for name in (call.op.inputs[0], call.op.writes[0])}
+    if call.attributes.get("block_size") or not kinds <= _WHOLE_BYTES:
+        raise CannotSplitError("a scale is of a block, or numbers share a byte")
+    axis = call.attributes.get("axis", 1) % max(1, len(call.out))
+    own = span.axis == axis and call.shape(1) not in ((), (1,))
+    along = span.along(0) if own else None
+    given = [along if call.has(i) else None for i in range(1, len(call.op.inputs))]
+    return Piece((span, *given), span)
 
 
 def batch_alone(call: Call, span: Span) -> Piece:

@@ -32,7 +32,9 @@ def window_of(call: Call) -> Window:
     """
     given = call.attributes
     rank = len(call.shape(0)) - SPATIAL
-    kernel = tuple(given["kernel_shape"] if "kernel_shape" in given else call.shape(1)[SPATIAL:])
+    weights = 3 if call.op.op_type == "QLinearConv" else 1
+    own = "kernel_shape" in given
+    kernel = tuple(given["kernel_shape"] if own else call.shape(weights)[SPATIAL:])
     strides = tuple(given.get("strides") or [1] * rank)
     dilations = tuple(given.get("dilations") or [1] * rank)
     auto = call.text("auto_pad", "NOTSET")
@@ -61,6 +63,18 @@ def convolution(call: Call, span: Span) -> Piece:
     if call.has(3):
         reads[3] = span
     return _through(call, span, reads)
+
+
+def quantised_convolution(call: Call, span: Span) -> Piece:
+    """Batch and spatial axes, channels being the second axis or the last; its padding is the zero
+    point."""
+    if not call.attributes.get("channels_last"):
+        return _through(call, span, call.none())
+    if span.axis == len(call.out) - 1:
+        raise CannotSplitError("channels are made of all weights")
+    if call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
+        raise CannotSplitError("its padding is not written out")
+    return _through(call, span, call.none(), 1)
 
 
 def pooling(call: Call, span: Span) -> Piece:
@@ -105,13 +119,13 @@ def _not_channels(span: Span) -> None:
         raise CannotSplitError("channels are laid out in blocks")
 
 
-def _through(call: Call, span: Span, reads: list[Span | None]) -> Piece:
+def _through(call: Call, span: Span, reads: list[Span | None], spatial: int = SPATIAL) -> Piece:
     if span.axis == 0:
         reads[0] = span
         return Piece(tuple(reads), span)
-    if span.axis < SPATIAL:
+    if span.axis < spatial:
         raise CannotSplitError("channels are made of all weights")
-    window, i = window_of(call), span.axis - SPATIAL
+    window, i = window_of(call), span.axis - spatial
     s, p, size = window.strides[i], window.pads[i], call.shape(0)[span.axis]
     first = span.first * s - p
     end = (span.end - 1) * s - p + (window.kernel[i] - 1) * window.dilations[i] + 1
@@ -155,7 +169,9 @@ def transposed(call: Call, span: Span) -> Piece:
         raise CannotSplitError("its padding follows from the size of its output")
     rank, i = len(call.out) - SPATIAL, span.axis - SPATIAL
     given = call.attributes
-    kernel = tuple(given["kernel_shape"] if "kernel_shape" in given else call.shape(1)[SPATIAL:])
+    weights = 3 if call.op.op_type == "QLinearConv" else 1
+    own = "kernel_shape" in given
+    kernel = tuple(given["kernel_shape"] if own else call.shape(weights)[SPATIAL:])
     s = (given.get("strides") or [1] * rank)[i]
     d = (given.get("dilations") or [1] * rank)[i]
     pads = list(given.get("pads") or [0] * (2 * rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping
 
 from onnx import TensorProto
@@ -13,6 +14,8 @@ from onnxremat.graph.traits import packed_input
 Weights = Mapping[str, tuple[int, tuple[int, ...]]]  # name to element type and shape
 Forms = dict[object, int]  # how kernels keep a weight, to bytes
 AS_IT_IS, RETURNED = "as it is", "returned"
+INT8 = 4  # the accuracy level at which products of few bits are computed so
+ALIGNED = 128  # bytes at most for where the parts of a packed copy begin
 
 
 def held_bytes(
@@ -47,7 +50,8 @@ def _forms(
     ops: Iterable[Op], weights: Weights, given: Container[str], returned: Iterable[str]
 ) -> dict[str, Forms]:
     """A matrix product packs its constant matrix and gives the original back; ops of one type share
-    the packed copy, whose columns are padded to multiples of 16. Any other reader keeps the
+    the packed copy, whose columns are padded to multiples of 16. A product of few bits packs what
+    it needs beside these, and gives the original of the bits alone back. Any other reader keeps the
     original as well: a weight that a MatMul and a Transpose read is held twice."""
     forms: dict[str, Forms] = {name: {} for name in weights}
     for name in weights.keys() & {*returned}:
@@ -61,12 +65,35 @@ def _forms(
             if packed is not None and plain and op.inputs[packed] == name:
                 turned = _transposed(op)
                 forms[name][op.op_type, turned] = _packed_bytes(weights[name][1], turned)
+            elif (
+                _has_few_bits(op)
+                and op.inputs[1] == name
+                and not any(n in given for n in op.inputs)
+            ):
+                beside = _scales_packed(op, weights)
+                forms[name][op.op_type, _level(op)] = tensor_bytes(*weights[name]) + beside
             else:
                 forms[name][AS_IT_IS] = tensor_bytes(*weights[name])
     for name, found in forms.items():
         if not found:
             found[AS_IT_IS] = tensor_bytes(*weights[name])
     return forms
+
+
+def _has_few_bits(op: Op) -> bool:
+    return (op.domain, op.op_type) == ("com.microsoft", "MatMulNBits")
+
+
+def _scales_packed(op: Op, weights: Weights) -> int:
+    """Bytes that a kernel of few bits packs beside them (``matmul_nbits.cc``): for rows in int8 the
+    scales again and sums of blocks, for rows in half precision the scales in float32."""
+    dtype, shape = weights.get(op.inputs[2], (TensorProto.FLOAT, (0,)))
+    copies = 2 * (_level(op) == INT8) + (dtype != TensorProto.FLOAT)
+    return copies * 4 * math.prod(shape) + ALIGNED * bool(copies)
+
+
+def _level(op: Op) -> int:
+    return next((a.i for a in op.node.attribute if a.name == "accuracy_level"), 0)
 
 
 def _is_matrix(dtype: int, shape: tuple[int, ...]) -> bool:

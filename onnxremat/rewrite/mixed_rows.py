@@ -7,6 +7,7 @@ that is compared with a bound, a norm that is scaled where it is too large.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from onnxremat.errors import UnsupportedError
@@ -15,12 +16,18 @@ from onnxremat.graph.axes import piece_of, row_of
 from onnxremat.graph.batch_axes import Place
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.spans import CannotSplitError, Facts, Span, UnevenError
-from onnxremat.graph.traits import SIZES
+from onnxremat.graph.traits import ONNX, SIZES
 
 # Rules that refuse an axis because each entry of it is made of others along it.
 ALONG = frozenset({
     products.softmax, products.one_axis, products.cumulated, products.normalised,
     products.skip_normalised,
+})  # fmt: skip
+
+# Operators that give all rows one scale, that of the largest number among them.
+ONE_SCALE = frozenset({
+    ("", "DynamicQuantizeLinear"), ("com.microsoft", "DynamicQuantizeMatMul"),
+    ("com.microsoft", "DynamicQuantizeLSTM"),
 })  # fmt: skip
 
 
@@ -48,8 +55,9 @@ def mixed_by(
     graph: Graph, inputs: Sequence[str], places: Mapping[str, Place], batch: int
 ) -> tuple[Op, str] | None:
     """An op whose rows are made of a value that is of all rows, and that value; None where there
-    is none by what is known. Ops without a rule, and values of which it is not known where their
-    rows lie, are taken to be as they should be.
+    is none by what is known. Ops without a rule that read no value that is too small for a row of
+    each, and values of which it is not known where their rows lie, are taken to be as they should
+    be.
 
     Args:
         inputs: with the batch as their leading dimension.
@@ -65,7 +73,8 @@ def mixed_by(
         place = next((places[name] for name in op.writes if name in places), None)
         if place is None:
             continue
-        name = _whole(op, facts, Span(place.axis, 0, batch // 2 * place.inner), told, places)
+        rows = Span(place.axis, 0, batch // 2 * place.inner)
+        name = _whole(op, facts, rows, told, places) or _decided(op, graph, told, places, batch)
         if name:
             return op, name
     return None
@@ -75,6 +84,16 @@ def _known(graph: Graph, name: str) -> bool:
     """The size of a value depends on no data."""
     tensor = graph.tensors[name]
     return tensor.shape is not None and not tensor.seen
+
+
+def _decided(op: Op, graph: Graph, told: set[str], places: Mapping[str, Place], batch: int) -> str:
+    """What an op reads that all rows decide, whether a rule knows the op or not; "" for nothing."""
+    if ("" if op.domain in ONNX else op.domain, op.op_type) in ONE_SCALE:
+        return op.inputs[0] if op.inputs[0] in told else ""
+    if row_of(op) is not None:
+        return ""
+    mixed = (n for n in op.inputs if n in told and n not in places and _known(graph, n))
+    return next((n for n in mixed if math.prod(graph.tensors[n].shape or ()) % batch), "")
 
 
 def _whole(op: Op, facts: Facts, rows: Span, told: set[str], places: Mapping[str, Place]) -> str:

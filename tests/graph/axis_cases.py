@@ -71,6 +71,26 @@ def weights(*shape: int) -> tuple[str, np.ndarray]:
     return "constant", draw.normal(size=shape).astype(F)
 
 
+def number(value: float) -> tuple[str, np.ndarray]:
+    """A constant."""
+    return "constant", np.array(value, F)
+
+
+def byte(value: int) -> tuple[str, np.ndarray]:
+    """A constant."""
+    return "constant", np.array(value, np.uint8)
+
+
+SCALES = "constant", np.linspace(0.01, 0.02, 6, dtype=F)
+POINTS = "constant", np.arange(6, dtype=np.uint8)
+QUANTISED = [
+    np.empty(IMAGE, np.uint8), number(0.1), byte(2),
+    ("constant", np.arange(-36, 36, dtype=np.int8).reshape(4, 3, 3, 2)),
+    ("constant", np.linspace(0.01, 0.02, 4, dtype=F)), ("constant", np.zeros(4, np.int8)),
+    number(0.2), byte(100), ("constant", np.arange(4, dtype=np.int32)),
+]  # fmt: skip
+
+
 def _(kind: str, inputs: Sequence[Any], splits: set[int], domain: str = "", /, **more: Any) -> Case:
     own = {key: more.pop(key) for key in ("outputs", "opset") if key in more}
     return Case(kind, inputs, frozenset(splits), more, domain, **own)
@@ -92,6 +112,16 @@ CASES = (
     _("Cast", [SHAPE], {0, 1, 2}, to=onnx.TensorProto.INT64),
     _("Clip", [SHAPE, ("constant", F(0.3)), ("constant", F(0.6))], {0, 1, 2}),
     _("PRelu", [SHAPE, weights(6, 1)], {0, 1, 2}),
+    _("QuantizeLinear", [SHAPE, number(0.01), byte(3)], {0, 1, 2}),
+    _("QuantizeLinear", [SHAPE, SCALES, POINTS], {0, 1, 2}, axis=1),
+    _("QuantizeLinear", [SHAPE, ("constant", np.full((4, 3, 8), 0.01, F))], set(), axis=1,
+      block_size=2),
+    _("DequantizeLinear", [np.empty(SHAPE, np.uint8), number(0.1)], {0, 1, 2}),
+    _("DequantizeLinear", [np.empty(SHAPE, np.uint8), SCALES, POINTS], {0, 1, 2}, axis=-2),
+    _("QLinearAdd", [np.empty(SHAPE, np.uint8), number(0.1), byte(1), np.empty((6, 1), np.uint8),
+                     number(0.2), byte(2), number(0.3), byte(9)], {0, 1, 2}, MS),
+    _("QLinearMul", [np.empty(SHAPE, np.uint8), number(0.1), byte(1), np.empty((8,), np.uint8),
+                     number(0.2), byte(2), number(0.01), byte(9)], {0, 1, 2}, MS),
     _("Not", [TRUTHS], {0, 1, 2}),
     _("BitwiseNot", [BYTES], {0, 1, 2}),
     *(_(kind, [SHAPE, (6, 1)], {0, 1, 2}) for kind in BINARY.split()),
@@ -144,6 +174,10 @@ CASES = (
     _("Conv", CONV, {0, 2, 3}, auto_pad="VALID"),
     _("Conv", [IMAGE, weights(4, 3, 1, 1)], {0}, strides=[5, 4], auto_pad="SAME_UPPER"),
     _("Conv", [(1, 2, 9), weights(3, 2, 4)], {2}, pads=[2, 1]),
+    _("QLinearConv", QUANTISED, {0, 2, 3}, pads=[1, 2, 1, 0]),
+    _("QLinearConv", [np.empty((2, 12, 10, 3), np.uint8), *QUANTISED[1:]], {0, 1, 2}, MS,
+      pads=[1, 2, 1, 0], strides=[2, 1], channels_last=1),
+    _("QLinearConv", QUANTISED, {0, 2, 3}, strides=[2, 3], auto_pad="SAME_UPPER"),
     _("FusedConv", [*CONV, weights(4)], {0, 2, 3}, MS, pads=[1] * 4, activation="Relu"),
     _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
     _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),

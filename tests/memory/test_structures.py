@@ -87,6 +87,29 @@ def test_attributes_inputs_and_bodies_count() -> None:
     assert two - one > 3000
 
 
+@pytest.mark.parametrize("words", [False, True])
+def test_long_lists_count_by_element(words: bool) -> None:
+    """Those of trees, vectors and words: not what a list of two strides takes, times as many."""
+
+    def encoder(count: int) -> onnx.ModelProto:
+        made = [f"a longer word {index}" for index in range(count)] if words else [1.0] * count
+        node = helper.make_node(
+            "LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", keys_int64s=range(count),
+            **{"values_strings" if words else "values_floats": made},
+        )  # fmt: skip
+        x, y = (
+            helper.make_tensor_value_info(name, dtype, [8])
+            for name, dtype in (("x", 7), ("y", 8 if words else 1))
+        )
+        sets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+        graph = helper.make_graph([node], "g", [x], [y])
+        return helper.make_model(graph, opset_imports=sets, ir_version=9)
+
+    kept(encoder(2))
+    model = encoder(30_000)
+    assert kept(model) < graph_bytes(build_graph(model)) < 3 * kept(model)
+
+
 def test_places_that_a_kernel_lists_count() -> None:
     """They are in no profile, and no session's memory."""
     body = """g (float[64, 8192] x, int64[64, 8192] i) => (float[64, 8192] y)

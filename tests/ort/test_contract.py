@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxremat.errors import MissingComponentError
 from onnxremat.graph.onnx_io import to_model
@@ -417,3 +418,32 @@ def test_workspace_in_a_body_is_no_other_ops(outer: tuple[str, ...], small: int)
     found = profile(to_model(graph), {**feeds, "c": np.array(True)}, ONE)
     values = [4 * size * 64 * 32 for size in sizes]
     assert [kernel.scratch for kernel in found.kernels] == [2 * size for size in values]
+
+
+@pytest.mark.parametrize("scale", [np.float32, np.float16])
+@pytest.mark.parametrize("level", [0, 4])
+def test_products_of_few_bits_pack_scales_and_sums_beside_the_bits(
+    level: int, scale: type[np.floating[Any]]
+) -> None:
+    """Where the processor has kernels for them; the scales as they are stay in the memory of the
+    model, which the allocator does not count."""
+    deep, wide, block = 256, 512, 32
+    bits = np.full((wide, deep // block, block // 2), 0x93, np.uint8)
+    scales = np.full(wide * deep // block, 0.1, scale)
+    given = {"K": deep, "N": wide, "bits": 4, "block_size": block, "accuracy_level": level}
+    node = helper.make_node(
+        "MatMulNBits", ["x", "b", "s"], ["y"], domain="com.microsoft", **given
+    )  # fmt: skip
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(scale))
+    ends = [
+        helper.make_tensor_value_info(name, kind, [8, size])
+        for name, size in (("x", deep), ("y", wide))
+    ]
+    held = [numpy_helper.from_array(array, name) for name, array in (("b", bits), ("s", scales))]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    body = helper.make_graph([node], "g", ends[:1], ends[1:], held)
+    graph = build_graph(helper.make_model(body, opset_imports=opsets, ir_version=9))
+    packed = run(graph).weight_bytes
+    if packed < bits.nbytes:
+        pytest.skip("no kernels for it on this processor")
+    assert 0 <= held_by(graph) - scales.nbytes - packed <= 128

@@ -514,12 +514,17 @@ def test_a_share_is_refused_by_what_it_counts() -> None:
     "big = Greater(f, thousand)  y = Where(big, x, a)",
     # The first row alone.
     "r = Slice(x, begin, end)  big = Greater(r, hundred)  y = Where(big, x, a)",
+    # One scale for all rows, which is that of each here.
+    "h = Mul(x, thousand)  c = Clip(h, nil, one)  q, s, z = DynamicQuantizeLinear(c)  "
+    "y = Cast<to = 1>(q)",
+    # An operator without a rule that reads one number of all rows.
+    "m = ReduceMax<keepdims = 0>(x)  k = Max(m, hundred)  y = Einsum<equation = \"bi,->bi\">(a, k)",
 ])  # fmt: skip
 def test_rows_that_decide_together_stay_together(mixed: str) -> None:
     """A run on small numbers shows nothing of it: the parts gave the same there."""
     graph = graph_of(f"""g (float[8, 16] x) => (float[8, 16] y) <float hundred = {{100}},
-        float thousand = {{1000}}, float one = {{1}}, int64 first = {{0}}, int64[1] begin = {{0}},
-        int64[1] end = {{1}}>
+        float thousand = {{1000}}, float one = {{1}}, float nil = {{0}},
+        int64 first = {{0}}, int64[1] begin = {{0}}, int64[1] end = {{1}}>
         {{ a = Sin(x) {mixed} }}""")  # fmt: skip
     with pytest.raises(UnsupportedError, match="rows of the batch depend on each other"):
         in_parts(graph, (2,), seeded_feeds(graph), None)

@@ -10,6 +10,11 @@ import pytest
 from onnx import numpy_helper
 
 import onnxremat
+from onnxremat.cost.analytic import analytic_costs
+from onnxremat.fission.region import Region
+from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.pipeline.in_parts.in_regions import in_regions
+from onnxremat.pipeline.original.sizes import size_notes
 from onnxremat.pipeline.prepare import prepare
 from onnxremat.pipeline.verify import verify
 from onnxremat.session.process import PARTS
@@ -95,3 +100,18 @@ def test_a_count_that_the_file_has_as_a_number_is_said(
     settings = onnxremat.Settings(threads=1, not_counted=PARTS, target="none", data=data)
     said = [note for note in prepare(model, settings).notes if "has to find 2" in note]
     assert len(said) == (axis in (0, -2))
+
+
+def test_sizes_of_a_run_are_known_with_regions_in_parts() -> None:
+    """They counted nothing there, and were said to be no tensors."""
+    graph = prepare(
+        parse("""g (float[64, 32] x) => (float[64, 32] c, int64[2, k] n) {
+            r = Relu(x) n = NonZero(r) a = Sin(x) b = Cos(a) c = Tanh(b) }"""),
+        onnxremat.Settings(target="none", threads=1, costs=analytic_costs),
+    ).graph
+    region = Region(("Sin_2", "Cos_3"), {"b": 0}, (32, 32), {"b": 1})
+    made = in_regions(graph, [region], seeded_feeds(graph), None)
+    assert len(made.ops) > len(graph.ops)
+    assert made.tensors["n"] == graph.tensors["n"]
+    assert made.tensors["n"].bytes > 0
+    assert not any("no tensors" in note for note in size_notes(made, ran=True))

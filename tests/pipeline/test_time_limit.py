@@ -286,6 +286,7 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
         whole: bool = False,
         passing: float = 0.0,
         begun: float = 0.0,
+        least: bool = False,
     ) -> tuple[Candidate | None, str]:
         def within(self: Choosers, limit: int) -> Priced:
             found = real(self, limit)
@@ -293,13 +294,16 @@ def over(monkeypatch: pytest.MonkeyPatch, warm: None) -> Any:
             return found
 
         monkeypatch.setattr(Choosers, "within", within)
-        log, options = Phases(now=lambda: now[0]), PlanOptions(time_limit=LONG, threads=1).begun()
+        limit = 2.0 if least else LONG  # the smallest is looked for until then
+        log, options = Phases(now=lambda: now[0]), PlanOptions(time_limit=limit, threads=1).begun()
         log.end_within(LIMIT)
         now[0] += begun
         known = replace(image, passing=passing)
         parts = RegionsInParts(known, one_budget(budget), options, log)
         if whole:
             parts.whole = plan_within(image, one_budget(2 * image.store_all_peak), options)
+        if least:
+            return parts.surely_leanest(1.0), parts.late
         return parts.within(Limit(budget), "the whole needs more"), parts.late
 
     return planned
@@ -315,6 +319,13 @@ def test_regions_that_alone_keep_a_budget_are_carried_out_however_late(over: Any
     assert late.plan.sequence == soon.plan.sequence
     assert late.measured.peaks[CPU] <= WHOLE * 5 // 8
     assert not why
+
+
+def test_regions_that_surely_take_least_are_carried_out_however_late(over: Any) -> None:
+    """The smallest budget is not more than one that is kept in the same time."""
+    kept, _ = over(WHOLE * 5 // 8, True)
+    for found, _ in (over(1, True, least=True), over(1, False, begun=2 * LIMIT, least=True)):
+        assert found.measured.peaks[CPU] <= kept.measured.peaks[CPU]
 
 
 @pytest.mark.parametrize("whole", [False, True])

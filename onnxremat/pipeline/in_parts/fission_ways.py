@@ -95,7 +95,9 @@ class RegionsInParts(InParts):
     def choosers(self) -> Choosers:
         """Of the whole graph."""
         if self.known is None:
-            needed = self.whole is None
+            limit = limit_of(self.prepared, self.budget)
+            hopeless = limit is not None and self.prepared.floor.above(limit)
+            needed = self.whole is None and not hopeless  # a refusal is not worth so long
             self.known = choosers_for(
                 self.prepared, self.options, self.log, needed, structures=self._counts_nodes
             )
@@ -149,20 +151,22 @@ class RegionsInParts(InParts):
 
     def surely_leanest(self, share: float) -> Candidate | None:
         """The least memory, where regions surely take less than any plan of the whole: then they
-        have the first share of the time, which plans of the whole might leave none of. None where
-        that is not sure.
+        have the first share of the time, which plans of the whole might leave none of, and are
+        carried out however late it is, as for a budget that nothing else keeps. None where that is
+        not sure.
 
         Args:
             share: of the time that is left.
         """
         options = self.options.within(share)
-        ending = _ending(options, self.log)
-        self.known = choosers_for(self.prepared, options, self.log, structures=self._counts_nodes)
-        if options.work is None:  # what a busy machine does not find, the whole may have
-            self.known.go_on(lambda: ending() or options.left <= 0)
+        counted = self._counts_nodes
+        self.known = choosers_for(self.prepared, options, self.log, True, structures=counted)
+        until = time.thread_time() + SEARCH * options.left
+        if options.work is None:  # by the processor, so that a busy machine finds no less
+            self.known.go_on(lambda: options.stopped or time.thread_time() >= until)
         chosen, found = self._chosen(0), None
         if chosen.peak + self.prepared.weights <= LEANER * self.prepared.reduced.need.bytes:
-            split = self._split(chosen, "needs more")
+            split = self._split(chosen, "needs more", needed=True)
             if split is not None and not self.options.stopped:
                 found = self._at_minimum(split, options)
         self.unfinished = ""

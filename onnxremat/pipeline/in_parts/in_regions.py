@@ -117,7 +117,18 @@ def in_regions(
             "the model does not run with regions in parts", why=why, hint=OFF
         ) from error
     check_parts(found, graph, feeds, folder, wanted, original)
+    made = _with_sizes_of(graph, made)
     return unforeseen(made, [name for name in made.tensors if name.startswith(CONSTANT)])
+
+
+def _with_sizes_of(whole: Graph, made: Graph) -> Graph:
+    """What only a run shows of sizes is that of the whole: such values are in no parts."""
+    known = {
+        name: replace(whole.tensors[name], role=tensor.role)
+        for name, tensor in made.tensors.items()
+        if tensor.shape is None and name in whole.tensors
+    }
+    return made.with_ops(made.ops, {**made.tensors, **known}) if known else made
 
 
 def written(graph: Graph, regions: Sequence[Region], folder: Path | None) -> Graph:

@@ -83,8 +83,9 @@ def size_notes(graph: Graph, ran: bool, most: int | None = None) -> tuple[str, .
     notes = []
     if seen:
         notes.append(
-            f"the sizes of {len(seen)} values depend on data ('{seen[0]}' the first): bytes and "
-            "times are those of the inputs that it was measured with; --data gives your own"
+            f"the sizes of {len(seen)} values are known from a run alone ('{seen[0]}' the first; "
+            "they depend on data, or no rule infers them): bytes and times are those of the inputs "
+            "that it was measured with; --data gives your own"
             + ("; how large they can be is not known" if most is None else
                f"; with each of them at its largest, everything kept takes {format_bytes(most)}")
         )  # fmt: skip
