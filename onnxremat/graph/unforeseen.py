@@ -26,6 +26,9 @@ from onnxremat.graph.traits import takeover_inputs
 ZERO = "fission/zero"  # the lesser of 0 and the size of an input
 SHOWN = "onnxremat.shown"  # the same where a plan is carried out; such ops are no steps of it
 ADDED = "onnxremat."
+# Begins the name of a dimension, which onnxruntime keeps three times: short ones need no block of
+# their own. 3,900 values with long names took a megabyte more.
+NAMED = "~"
 # Input that says how large the output is.
 BOUNDS = {"Slice": 2, "Reshape": 1, "Expand": 1, "Resize": 3, "ConstantOfShape": 0, "Tile": 1}
 STATED = ("Reshape", "Expand", "Resize", "ConstantOfShape")  # by that alone
@@ -299,8 +302,8 @@ def foreseen(values: Iterable[onnx.ValueInfoProto]) -> None:
     """Have what a file says of its values tell the numbers behind names (:func:`told`)."""
     for value in values:
         for dim in value.type.tensor_type.shape.dim:
-            size, _, name = dim.dim_param.removeprefix(ADDED).partition("/")
-            if dim.dim_param.startswith(ADDED) and size.isdecimal() and name:
+            size, _, name = dim.dim_param.removeprefix(NAMED).partition("/")
+            if dim.dim_param.startswith(NAMED) and size.isdecimal() and name:
                 dim.dim_value = int(size)
 
 
@@ -329,8 +332,8 @@ def told(graph: Graph) -> Iterator[tuple[str, tuple[int | str, ...]]]:
                 if op.inputs[at] in names and last[op.inputs[at]] == place
                 and graph.tensors[op.inputs[at]].shape == tensor.shape
             ]  # fmt: skip
-            names[output] = names[taken[0]] if taken else output
-            yield output, tuple(f"{ADDED}{size}/{names[output]}" for size in tensor.shape)
+            names[output] = names[taken[0]] if taken else f"{len(names):x}"
+            yield output, tuple(f"{NAMED}{size}/{names[output]}" for size in tensor.shape)
 
 
 def _last_readers(graph: Graph) -> dict[str, int]:

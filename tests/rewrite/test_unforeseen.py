@@ -226,3 +226,15 @@ def test_a_little_less_is_fused_for_hidden_shapes() -> None:
     plan = Plan.of(graph, [op.name for op in graph.ops])
     assert SHOWN in rewrite(graph, plan, Fused("m")).graph.tensors
     assert SHOWN not in rewrite(graph, plan, Fused("a")).graph.tensors
+
+
+def test_names_of_dimensions_need_no_block_of_their_own() -> None:
+    """A C++ string of up to 15 characters lies in its place; onnxruntime keeps each three times."""
+    text = "net (float[2, 128, 64] x) => (float[2, 128, 64] a_long_name_of_a_value) "
+    made = all_unforeseen(
+        graph_of(f"{text} {{ another = Sin(x) a_long_name_of_a_value = Cos(another) }}"),
+        frozenset(),
+    )
+    names = [dim for _, shape in told(made) for dim in shape if isinstance(dim, str)]
+    assert names
+    assert max(map(len, names)) <= 15
