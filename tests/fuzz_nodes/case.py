@@ -18,6 +18,7 @@ import tests.fuzz_nodes.elements
 import tests.fuzz_nodes.moves
 import tests.fuzz_nodes.norms
 import tests.fuzz_nodes.products
+import tests.fuzz_nodes.quantised
 import tests.fuzz_nodes.windows
 from onnxremat.grad import registry
 from onnxremat.graph.ir import Op

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # draws.
 NOT_DRAWN = {
     "Bernoulli", "Constant", "ConstantOfShape", "ConvInteger", "DynamicQuantizeLinear", "EyeLike",
-    "If", "Loop", "MatMulInteger", "Multinomial", "NonMaxSuppression", "NonZero", "QuantizeLinear",
+    "If", "Loop", "MatMulInteger", "Multinomial", "NonMaxSuppression", "NonZero",
     "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range",
     "RegexFullMatch", "Scan", "Shape", "Size", "StringConcat", "StringNormalizer", "StringSplit",
     "TfIdfVectorizer", "Unique",
