@@ -206,8 +206,8 @@ class SlabSession(PlannedSession):
             self._one_run.release()
 
     def release(self) -> None:
-        """Give the slab back between runs; the next one gets it anew. Outputs that callers hold
-        stay theirs."""
+        """Give the slab back between runs; the next one gets it anew, page by page. Outputs that
+        callers hold stay theirs."""
         self._slab.release()
 
     def _keep(self, key: Hashable, count: int) -> None:

@@ -43,9 +43,6 @@ EXPORT int slab_here(void) { return 0; }
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
 #endif
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 EXPORT int slab_here(void) { return 1; }
 
@@ -90,7 +87,6 @@ typedef struct Slab {
   size_t bytes;            /* of the slab */
   int64_t live, lendings;  /* blocks in the slab; places whose pages are lent */
   int64_t holes;           /* places that cannot be touched now */
-  int released;            /* its pages go to the system after every run */
   Trace *trace;            /* replayed last */
   int64_t at;              /* its next event */
   Event *events;           /* of the run that is recorded */
@@ -259,8 +255,6 @@ static int prepare(Slab *s, size_t bytes) {
   if (bytes && !s->slab) {
     if (!(s->slab = map_huge(page_up(bytes)))) return 0;
     s->bytes = page_up(bytes);
-    /* All at once: page by page, as they are touched, takes several times as long. */
-    if (s->released) madvise(s->slab, s->bytes, MADV_POPULATE_WRITE);
   }
   if (s->holes && mprotect(s->slab, s->bytes, PROT_READ | PROT_WRITE)) return 0;
   s->holes = 0;
@@ -521,7 +515,6 @@ EXPORT void slab_release(Slab *s) {
   if (s->mode == IDLE && !s->live) {
     detach(s);
     unmap(s);
-    s->released = 1;
   }
   give(s);
 }
