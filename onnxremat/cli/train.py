@@ -212,9 +212,8 @@ def command(
         arrays = read_by(trainer.training, trainer.types, arrays, data)
         batches: Data | Shard = arrays
         if ranks:
-            from onnxremat.workers.sums.data_parallel import (
-                Shard,  # loaded by several processes alone
-            )
+            # Loaded by several processes alone.
+            from onnxremat.workers.sums.data_parallel import Shard
 
             ranks.require_same(len(arrays), "the number of batches")
             batches = Shard(arrays, takers(trainer, ranks))

@@ -231,10 +231,9 @@ def trainer_of(
 
     if ranks is None:
         return Trainer(source, weights, threads=threads, **told)
+    # Loaded by several processes alone.
     from onnxremat.workers.pipelines.pipelined import PipelineParallel
-    from onnxremat.workers.sums.data_parallel import (
-        DataParallel,  # loaded by several processes alone
-    )
+    from onnxremat.workers.sums.data_parallel import DataParallel
 
     threads = threads or ranks.cores()
     if wanted is not None:

@@ -32,9 +32,7 @@ def window_of(call: Call) -> Window:
     """
     given = call.attributes
     rank = len(call.shape(0)) - SPATIAL
-    weights = 3 if call.op.op_type == "QLinearConv" else 1
-    own = "kernel_shape" in given
-    kernel = tuple(given["kernel_shape"] if own else call.shape(weights)[SPATIAL:])
+    kernel = _kernel(call)
     strides = tuple(given.get("strides") or [1] * rank)
     dilations = tuple(given.get("dilations") or [1] * rank)
     auto = call.text("auto_pad", "NOTSET")
@@ -55,6 +53,13 @@ def window_of(call: Call) -> Window:
         large = [total - less for total, less in zip(totals, small, strict=True)]
         pads = (*small, *large) if auto == "SAME_UPPER" else (*large, *small)
     return Window(kernel, strides, dilations, pads)
+
+
+def _kernel(call: Call) -> tuple[int, ...]:
+    """Sizes of a window, as they are said, or else those of the weights."""
+    if "kernel_shape" in call.attributes:
+        return tuple(call.attributes["kernel_shape"])
+    return tuple(call.shape(3 if call.op.op_type == "QLinearConv" else 1)[SPATIAL:])
 
 
 def convolution(call: Call, span: Span) -> Piece:
@@ -169,9 +174,7 @@ def transposed(call: Call, span: Span) -> Piece:
         raise CannotSplitError("its padding follows from the size of its output")
     rank, i = len(call.out) - SPATIAL, span.axis - SPATIAL
     given = call.attributes
-    weights = 3 if call.op.op_type == "QLinearConv" else 1
-    own = "kernel_shape" in given
-    kernel = tuple(given["kernel_shape"] if own else call.shape(weights)[SPATIAL:])
+    kernel = _kernel(call)
     s = (given.get("strides") or [1] * rank)[i]
     d = (given.get("dilations") or [1] * rank)[i]
     pads = list(given.get("pads") or [0] * (2 * rank))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from onnxremat.cost.table import CostTable
 from onnxremat.device.host import memory_bytes
-from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.offline import PORTABLE
 from onnxremat.ort.weights import held_by
@@ -19,8 +18,8 @@ from onnxremat.planner.reduce import reduce
 from onnxremat.rewrite.held_narrow import narrow_weights, narrowed, turned_weights, with_values
 from onnxremat.rewrite.held_once import held_once
 from onnxremat.schedule.simulate import simulate
-from onnxremat.session.gathered import update_bytes
-from onnxremat.session.process import Beside, beside
+from onnxremat.session.gathered import beside_step
+from onnxremat.session.process import Beside
 from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -208,6 +207,5 @@ class _Limit:
         return peak + (0 if budget.of_peak else self._beside(graph).total) <= self._size
 
     def _beside(self, graph: Graph) -> Beside:
-        original = self._made.original
-        around = beside(graph, updated_inputs(original), update_bytes(original))
+        around = beside_step(graph, self._made.original)
         return around.without(self._settings.not_counted)

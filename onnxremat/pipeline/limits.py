@@ -47,6 +47,12 @@ def limit_of(prepared: Prepared, budget: Budget) -> Limit | None:
     return Limit(max(1, size - prepared.beside.total), size)
 
 
+def hopeless(prepared: Prepared, budget: Budget) -> bool:
+    """No way keeps the budget, whatever is in parts."""
+    limit = limit_of(prepared, budget)
+    return limit is not None and prepared.floor.above(limit)
+
+
 def counted_on(prepared: Prepared, machine: Machine, limits: Mapping[str, int]) -> Counted:
     """What budgets of devices count beside what lies on them.
 

@@ -13,7 +13,6 @@ from onnxremat.cost.measure import CACHED, measure_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.host import memory_bytes
 from onnxremat.errors import EndedError
-from onnxremat.grad import updated_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import Feeds, Profile
@@ -24,9 +23,8 @@ from onnxremat.pipeline.time_left import for_costs, for_parts
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reduce import reduce
-from onnxremat.session.gathered import update_bytes
+from onnxremat.session.gathered import beside_step
 from onnxremat.session.measure import profiled, weight_bytes
-from onnxremat.session.process import beside
 
 if TYPE_CHECKING:
     from onnxremat.pipeline.prepare import Prepared, Settings
@@ -124,8 +122,6 @@ def _hopeless(graph: Graph, settings: Settings, unsplit: Unsplit) -> bool:
     budget, size = settings.budget, _limit(settings, unsplit)
     if budget is None or size is None:
         return False
-    original = unsplit.original
-    whole = beside(graph, updated_inputs(original), update_bytes(original))
-    counted = whole.without(settings.not_counted)
+    counted = beside_step(graph, unsplit.original).without(settings.not_counted)
     floor = Floor.of(graph, weight_bytes(graph), counted)
     return size < (floor.fixed if budget.of_peak else floor.total)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxremat.grad import updated_inputs
 from onnxremat.graph.atomic import atomic, check_writable
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
@@ -24,10 +23,10 @@ from onnxremat.pipeline.original.source import read_source
 from onnxremat.pipeline.prepare import Settings
 from onnxremat.rewrite.emit import figures, metadata
 from onnxremat.schedule.updates import given_memory, written_over
-from onnxremat.session.gathered import update_bytes
+from onnxremat.session.gathered import beside_step
 from onnxremat.session.load import options_of
 from onnxremat.session.measure import weight_bytes
-from onnxremat.session.process import Beside, beside, counted, session_bytes
+from onnxremat.session.process import Beside, counted, session_bytes
 
 
 def run_once(
@@ -91,8 +90,7 @@ def _beside(graph: Graph, found: Profile, told: Mapping[str, Any]) -> Beside:
     else of the ops that onnxruntime made of the graph."""
     if told.get("session_bytes") is not None:
         return counted(told)
-    state = updated_inputs(graph.model)
-    whole = beside(graph, state, update_bytes(graph.model))
+    whole = beside_step(graph, graph.model)
     return replace(
         whole, session=session_bytes(graph, len({kernel.name for kernel in found.kernels}))
     )

@@ -12,7 +12,7 @@ from onnxremat.pipeline.in_parts.fission_ways import RegionsInParts, choosers_fo
 from onnxremat.pipeline.in_parts.step_ways import StepInParts, applies_to_step, why_whole
 from onnxremat.pipeline.in_parts.ways_in_parts import INTERRUPTED, WHOLE, InParts, proven_of
 from onnxremat.pipeline.lean_weights import narrower
-from onnxremat.pipeline.limits import Limit, limit_of
+from onnxremat.pipeline.limits import Limit, hopeless, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.plan_again import plan_again
 from onnxremat.pipeline.prepare import Prepared, for_planning
@@ -143,7 +143,7 @@ class Ways:
     @property
     def hopeless(self) -> bool:
         """No way keeps the budget."""
-        return self.limit is not None and self.prepared.floor.above(self.limit)
+        return hopeless(self.prepared, self.budget)
 
     def _whole(self, options: PlanOptions) -> Candidate:
         return plan_best(self.prepared, self.budget, options, self.log)

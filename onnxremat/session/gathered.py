@@ -10,11 +10,22 @@ from functools import lru_cache
 
 import onnx
 
+from onnxremat.grad import updated_inputs
 from onnxremat.grad.description import training_of
 from onnxremat.grad.update import KEY, update_of
+from onnxremat.graph.ir import Graph
 from onnxremat.ort.infer import build_graph
 from onnxremat.schedule.simulate import simulate
-from onnxremat.session.process import session_bytes
+from onnxremat.session.process import Beside, beside, session_bytes
+
+
+def beside_step(graph: Graph, step: onnx.ModelProto) -> Beside:
+    """What a process takes beside weights and values of a session of ``graph``.
+
+    Args:
+        step: what it was made of, a training step or any other model.
+    """
+    return beside(graph, updated_inputs(step), update_bytes(step))
 
 
 def update_bytes(step: onnx.ModelProto) -> int:

@@ -67,9 +67,10 @@ def likely_padding(
     """
     stored = Stored(model, folder)
     found: dict[str, int] = {}
-    known = {n.input[TABLE] for n in model.graph.node if n.input and padding_of(n) is not None}
+    tables = {*learned}
+    tables -= {n.input[TABLE] for n in model.graph.node if n.input and padding_of(n) is not None}
     for node in model.graph.node:
-        if node.op_type != "Gather" or node.input[TABLE] not in {*learned} - known:
+        if node.op_type != "Gather" or node.input[TABLE] not in tables:
             continue
         name, first = node.input[TABLE], not any(a.name == "axis" and a.i for a in node.attribute)
         told = reading_of(node) is not None or len(stored.shape(name)) != 2

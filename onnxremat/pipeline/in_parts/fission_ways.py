@@ -17,7 +17,7 @@ from onnxremat.pipeline.in_parts.divided import prepare_fission
 from onnxremat.pipeline.in_parts.in_regions import wholes_of
 from onnxremat.pipeline.in_parts.ways_in_parts import LEANER, WHOLE, InParts, attempt_in_parts
 from onnxremat.pipeline.in_session import OneSession
-from onnxremat.pipeline.limits import Limit, limit_of
+from onnxremat.pipeline.limits import Limit, hopeless, limit_of
 from onnxremat.pipeline.phases import LOAD, PLAN, Phases
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.time_left import no_time, passing
@@ -95,9 +95,8 @@ class RegionsInParts(InParts):
     def choosers(self) -> Choosers:
         """Of the whole graph."""
         if self.known is None:
-            limit = limit_of(self.prepared, self.budget)
-            hopeless = limit is not None and self.prepared.floor.above(limit)
-            needed = self.whole is None and not hopeless  # a refusal is not worth so long
+            # A refusal is not worth so long.
+            needed = self.whole is None and not hopeless(self.prepared, self.budget)
             self.known = choosers_for(
                 self.prepared, self.options, self.log, needed, structures=self._counts_nodes
             )
