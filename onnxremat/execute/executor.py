@@ -22,6 +22,7 @@ import onnx
 
 from onnxremat.device.machine import PROVIDERS, Device, Machine
 from onnxremat.errors import ModelError, StoppedError
+from onnxremat.execute.common_slab import Order, SharedSlab
 from onnxremat.execute.given_values import GivenValues, memory
 from onnxremat.execute.pools import ready_made
 from onnxremat.execute.stream_threads import StreamThread
@@ -31,7 +32,7 @@ from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.wire import read_light
 from onnxremat.memory.native import missing
-from onnxremat.memory.session import PlannedSession
+from onnxremat.memory.session import PlannedSession, SlabSession
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.ort.profile import SIZES_KEY, Profile, ended
 from onnxremat.ort.providers import CPU, assigned, device_options, limited, open_on, require
@@ -167,6 +168,7 @@ class Executor:
         side_by_side &= opening.record is None
         self._streams = streams(parts, machine, kept.waits) if side_by_side else []
         self._threads = [StreamThread(stream) for stream in self._streams[1:]]
+        self._shared = self._to_share(kept.waits)
         self._end = weakref.finalize(self, _end_all, self._threads)
 
     # ---- making ----------------------------------------------------------------------------
@@ -250,6 +252,16 @@ class Executor:
             and isinstance(self.stages[index].session, PlannedSession)
         }
 
+    def _to_share(self, waits: Sequence[tuple[int, int]]) -> SharedSlab | None:
+        """One slab for all sessions of the processor; None where only one would be in it."""
+        sessions = {index: stage.session for index, stage in self.stages.items()}
+        slabs = {i: session for i, session in sessions.items() if isinstance(session, SlabSession)}
+        if len(slabs) < 2 or self._opening.only is not None:
+            return None
+        order = Order(self.parts, self.machine, bool(self._streams), waits)
+        limited = any(self._limits.values())
+        return SharedSlab(self.parts, self.traffic, order, slabs, limited=limited)
+
     def profiles(self, warmup: int = 0) -> dict[int, Profile]:
         """What each partition did, by action; for executors that record. Ends the recording."""
         assert self._record is not None
@@ -287,6 +299,8 @@ class Executor:
             self._show(name)
         self._runs += 1
         self._held = Held({}, dict(self.traffic.uses), {})
+        if self._shared:
+            self._shared.begin()
         for name, index, device in self._sent:
             value = self._given[name]
             if self._given.memory(name) != memory(device):
@@ -298,6 +312,8 @@ class Executor:
             with denormals_as_zero():
                 for index in range(len(self.parts.actions)):
                     self.act(index)
+        if self._shared:
+            self._shared.end()
         return self.results(self._held)
 
     def act(self, index: int) -> None:
@@ -326,8 +342,10 @@ class Executor:
                 ) from error
             fresh.clear()
             self._keep(index, values, held)
+            if self._shared:
+                self._shared.note(index, dict(zip(self.stages[index].names, values, strict=True)))
             values.clear()
-            if index in self._apart:
+            if index in self._apart and not (self._shared and self._shared.taken):
                 self.stages[index].session.release()
         held.used(*self.parts.uses[index])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +24,33 @@ class Blocks:
         first: the event that asks.
         last: the last event at which it is live; the last of all for what outlives the run.
         kept: it outlives the run (a graph output).
+        stream: which of several streams asks, where they run side by side.
+        until: per block and stream, the last event of that stream that may come while the block is
+            live; ``first`` where there is none after it.
     """
 
     size: Integers
     first: Integers
     last: Integers
     kept: NDArray[np.bool_]
+    stream: Integers
+    until: Integers
+
+    @classmethod
+    def of_one_stream(
+        cls, size: Integers, first: Integers, last: Integers, kept: NDArray[np.bool_]
+    ) -> Blocks:
+        """Blocks of runs that are never side by side."""
+        return cls(size, first, last, kept, np.zeros(len(size), np.int64), last[:, None])
+
+    def __getitem__(self, chosen: Integers) -> Blocks:
+        """Some of them."""
+        return Blocks(*(row[chosen] for row in vars(self).values()))
+
+    def beside(self, block: int) -> NDArray[np.bool_]:
+        """Which of them may live while ``block`` does."""
+        here = self.first <= self.until[block, self.stream]
+        return here & (self.until[:, self.stream[block]] >= self.first[block])
 
 
 def blocks(events: Events) -> Blocks:
@@ -44,7 +66,13 @@ def blocks(events: Events) -> Blocks:
     first[events["slot"][asked]] = at[asked]
     last[given] = at[~asked] - 1
     kept[given] = False
-    return Blocks(size, first, last, kept)
+    return Blocks.of_one_stream(size, first, last, kept)
+
+
+def joined(rows: Sequence[Blocks]) -> Blocks:
+    """The blocks of several runs as those of one; their events are on one line already."""
+    columns = zip(*(vars(row).values() for row in rows), strict=True)
+    return Blocks(*(np.concatenate(column) for column in columns))
 
 
 def rounded(size: Integers, align: int) -> Integers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from onnxremat.memory.compiled import compiled
-from onnxremat.memory.events import EVENT, Events, Integers
+from onnxremat.memory.events import EVENT, Blocks, Events, Integers
 
 _POINTER = ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -27,10 +28,18 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "slab_release": (None, [_POINTER]),
     "slab_close": (None, [_POINTER]),
     "slab_counts": (None, [_POINTER, _POINTER]),
+    "slab_slot": (ctypes.c_int64, [_POINTER, _POINTER]),
+    "common_new": (_POINTER, [ctypes.c_size_t]),
+    "common_live": (ctypes.c_int64, [_POINTER]),
+    "common_close": (None, [_POINTER]),
     "look": (ctypes.c_int, [_POINTER, ctypes.c_int64, _POINTER]),
-    "place": (ctypes.c_int64, [_POINTER, ctypes.c_int64, *[_POINTER] * 4]),
+    "place": (
+        ctypes.c_int64,
+        [_POINTER, ctypes.c_int64, *[_POINTER] * 4, ctypes.c_int64, _POINTER],
+    ),
     "trace_new": (
-        _POINTER, [_POINTER, ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64, ctypes.c_size_t],
+        _POINTER,
+        [_POINTER, ctypes.c_int64, _POINTER, _POINTER, ctypes.c_int64, ctypes.c_size_t, _POINTER],
     ),
 }  # fmt: skip
 
@@ -105,7 +114,7 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-Place = Callable[[Integers, Integers, Integers, Integers], tuple[Integers, int]]
+Place = Callable[[Integers, Blocks], tuple[Integers, int]]
 
 
 @cache
@@ -115,18 +124,47 @@ def compiled_place() -> Place | None:
     if isinstance(c, str):
         return None
 
-    def place(
-        order: Integers, size: Integers, first: Integers, last: Integers
-    ) -> tuple[Integers, int]:
-        offset = np.zeros(len(size), np.int64)
-        rows = [np.ascontiguousarray(row, np.int64) for row in (order, size, first, last)]
-        given = [row.ctypes.data for row in rows]
-        top = c.place(given[0], len(order), *given[1:], offset.ctypes.data)
+    def place(order: Integers, found: Blocks) -> tuple[Integers, int]:
+        offset = np.zeros(len(found.size), np.int64)
+        about = (order, found.size, found.first, found.stream, found.until)
+        rows = [np.ascontiguousarray(row, np.int64) for row in about]
+        given, streams = [row.ctypes.data for row in rows], found.until.shape[1]
+        top = c.place(given[0], len(order), *given[1:], streams, offset.ctypes.data)
         if top < 0:
             raise MemoryError(len(order))
         return offset, int(top)
 
     return place
+
+
+KEPT, HANDED_ON = 1, 2  # what outlives a run: held by whoever asked, or in the slab for the next
+
+
+class CommonSlab:
+    """One slab of several sessions, which hand on values in it. Its pages go when this does, and
+    with the last block.
+
+    Attributes:
+        taken: runs have their blocks in it now. Whoever sets it sees to it that places are free.
+        unfit: a run asked for other bytes than its places are for, and had blocks of its own.
+
+    Raises:
+        MemoryError: the system refuses so many bytes.
+    """
+
+    taken = unfit = False
+
+    def __init__(self, size: int) -> None:
+        self._c = library()
+        self.at, self.bytes = self._c.common_new(size), size
+        if not self.at:
+            raise MemoryError(size)
+        weakref.finalize(self, self._c.common_close, self.at)
+
+    @property
+    def live(self) -> int:
+        """Blocks in it now."""
+        return int(self._c.common_live(self.at))
 
 
 class Slab:
@@ -152,13 +190,24 @@ class Slab:
         self._c.slab_watch(self._at, None)
         self._c.slab_unregister(self._at)
 
-    def trace(self, events: Events, offset: Integers, kept: Any, size: int) -> int:
-        """Handle of a run that can be replayed. The library copies the arrays."""
+    def trace(
+        self,
+        events: Events,
+        offset: Integers,
+        kept: Any,
+        size: int,
+        common: CommonSlab | None = None,
+    ) -> int:
+        """Handle of a run that can be replayed. The library copies the arrays.
+
+        Args:
+            kept: per slot whether it outlives the run: :data:`KEPT`, :data:`HANDED_ON` or 0.
+            common: the slab that offsets are in, where it is not the session's own.
+        """
         events, offset = np.ascontiguousarray(events), np.ascontiguousarray(offset, np.int64)
         kept = np.ascontiguousarray(kept, np.int8)
-        made = self._c.trace_new(
-            events.ctypes.data, len(events), offset.ctypes.data, kept.ctypes.data, len(offset), size
-        )
+        rows = (events.ctypes.data, len(events), offset.ctypes.data, kept.ctypes.data)
+        made = self._c.trace_new(*rows, len(offset), size, common.at if common else None)
         if not made:
             raise MemoryError(size)
         return int(made)
@@ -178,6 +227,10 @@ class Slab:
         found = np.empty(count, EVENT)
         self._c.slab_recorded(self._at, found.ctypes.data)
         return found
+
+    def slot(self, address: int) -> int:
+        """The slot of the run recorded last that has a block there, -1 where none has."""
+        return int(self._c.slab_slot(self._at, address))
 
     def forget(self, trace: int) -> None:
         """Free a trace, while no run is on."""

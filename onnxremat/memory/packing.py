@@ -12,6 +12,7 @@ where they hardly matter.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -35,10 +36,15 @@ def pack(events: Events, rounds: int | None = None) -> tuple[Integers, int]:
 
     The result does not depend on the clock. No two blocks that live at once overlap: it is checked.
     """
-    found = blocks(events)
+    return pack_blocks(blocks(events), rounds)
+
+
+def pack_blocks(found: Blocks, rounds: int | None = None) -> tuple[Integers, int]:
+    """:func:`pack`, of blocks that may be those of several runs, one after another or side by
+    side."""
     if not len(found.size):
         return np.zeros(0, np.int64), 0
-    found = Blocks(rounded(found.size, ALIGN), found.first, found.last, found.kept)
+    found = replace(found, size=rounded(found.size, ALIGN))
     if rounds is None:
         rounds = ROUNDS if compiled_place() else SLOW_ROUNDS
     offset, top = _searched(found, rounds)
@@ -51,7 +57,7 @@ def _searched(found: Blocks, rounds: int) -> tuple[Integers, int]:
     (large,) = np.nonzero(found.size * SMALL >= peak)
     (small,) = np.nonzero(found.size * SMALL < peak)
     small = small[np.argsort(-found.size[small], kind="stable")]
-    chosen = Blocks(found.size[large], found.first[large], found.last[large], found.kept[large])
+    chosen = found[large]
     starts = _first_orders(chosen)[:ATTEMPTS]
     best = place(found, np.concatenate([large[starts[0]], small]))
     for attempt, start in enumerate(starts):
@@ -90,8 +96,7 @@ def _moved(found: Blocks, order: Integers, offset: Integers, chance: Random) -> 
     ends = offset + found.size
     block = int(chance.choice(np.flatnonzero(ends == ends.max())))
     if chance.random() < 0.5:
-        beside = (found.first <= found.last[block]) & (found.last >= found.first[block])
-        block = int(chance.choice(np.flatnonzero(beside)))
+        block = int(chance.choice(np.flatnonzero(found.beside(block))))
     at = int(np.flatnonzero(order == block)[0])
     to = chance.randrange(at or len(order))
     return np.insert(np.delete(order, at), to, block)
@@ -102,21 +107,20 @@ def place(found: Blocks, order: Integers) -> tuple[Integers, int]:
     compiled = compiled_place()
     if compiled is None:
         return place_in_numpy(found, order)
-    return compiled(order, found.size, found.first, found.last)
+    return compiled(order, found)
 
 
 def place_in_numpy(found: Blocks, order: Integers) -> tuple[Integers, int]:
     """:func:`place`, where nothing is compiled."""
     count = len(order)
     offset = np.zeros(count, np.int64)
-    starts, sizes, first, last = (np.zeros(count, np.int64) for _ in range(4))
+    starts, done = np.zeros(count, np.int64), np.zeros(count, np.int64)
     for n, block in enumerate(order.tolist()):
-        a, b = found.first[block], found.last[block]
-        (meets,) = np.nonzero((first[:n] <= b) & (last[:n] >= a))
-        at = _lowest(starts[meets], sizes[meets], int(found.size[block]))
+        meets = done[:n][found.beside(block)[done[:n]]]
+        at = _lowest(offset[meets], found.size[meets], int(found.size[block]))
         offset[block] = at
         i = int(np.searchsorted(starts[:n], at, "right"))
-        for row, value in ((starts, at), (sizes, found.size[block]), (first, a), (last, b)):
+        for row, value in ((starts, at), (done, block)):
             row[i + 1 : n + 1] = row[i:n]
             row[i] = value
     return offset, int((offset + found.size).max(initial=0))
@@ -134,10 +138,10 @@ def _lowest(starts: Integers, sizes: Integers, size: int) -> int:
 def check(found: Blocks, offset: Integers) -> None:
     """Raises AssertionError where two blocks that live at once overlap."""
     order = np.argsort(offset, kind="stable")
-    start, first, last = offset[order], found.first[order], found.last[order]
+    start, sorted_by_place = offset[order], found[order]
     end = start + found.size[order]
     until = np.searchsorted(start, end, "left")
     for i in np.flatnonzero(until > np.arange(len(order)) + 1).tolist():
         rest = slice(i + 1, until[i])
-        if ((first[rest] <= last[i]) & (last[rest] >= first[i])).any():
+        if sorted_by_place.beside(i)[rest].any():
             raise AssertionError(f"block {order[i]} overlaps another one")

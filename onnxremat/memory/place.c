@@ -8,16 +8,19 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* Writes offset[block] for the n blocks of order, in that order; the top reached, -1 without memory. */
+/* Writes offset[block] for the n blocks of order, in that order; the top reached, -1 without memory.
+ * until has a row per block with a column per stream (events.py). */
 EXPORT int64_t place(const int64_t *order, int64_t n, const int64_t *size, const int64_t *first,
-                     const int64_t *last, int64_t *offset) {
+                     const int64_t *stream, const int64_t *until, int64_t streams,
+                     int64_t *offset) {
   int64_t top = 0, *done = malloc((n + 1) * sizeof *done); /* placed blocks by offset */
   if (!done) return -1;
   for (int64_t k = 0; k < n; k++) {
     int64_t block = order[k], at = 0, i;
+    const int64_t *own = until + block * streams, *others = until + stream[block];
     for (i = 0; i < k; i++) {
       int64_t other = done[i];
-      if (last[other] < first[block] || first[other] > last[block]) continue;
+      if (others[other * streams] < first[block] || first[other] > own[stream[other]]) continue;
       if (offset[other] - at >= size[block]) break;
       if (offset[other] + size[other] > at) at = offset[other] + size[other];
     }

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import onnxruntime as ort
 
 from onnxremat.memory.arena import UNIT, Region
-from onnxremat.memory.events import blocks, live_peak
-from onnxremat.memory.native import Slab, opening, trim
+from onnxremat.memory.events import Events, Integers, blocks, live_peak
+from onnxremat.memory.native import CommonSlab, Slab, opening, trim
 from onnxremat.memory.packing import pack
 from onnxremat.units import format_bytes
 
@@ -137,6 +137,10 @@ class SlabSession(PlannedSession):
             finally:
                 slab.withdraw()  # other sessions do not get it; this one keeps it
         self._slab = slab
+        self._record: Events | None = None
+        self._placed: int | None = None
+        self._common: CommonSlab | None = None
+        self.recording = False
         self._traces: OrderedDict[Hashable, _Trace] = OrderedDict()
         self._records: Counter[Hashable] = Counter()
         self._bindings: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
@@ -187,14 +191,18 @@ class SlabSession(PlannedSession):
                 self._beside += 1
             return run(), True
         try:
-            trace = self._traces.get(key)
-            if not self._slab.begin(trace.handle if trace else None):
+            placed = self._placed if self._common and self._common.taken else None
+            trace = None if placed else self._traces.get(key)
+            if not self._slab.begin(placed or (trace.handle if trace else None)):
                 return run(), True
             told = -1
             try:
                 result = run()
             finally:
                 told = self._slab.end()
+            if placed and self._common:
+                self._common.unfit |= bool(told)
+                return result, True
             if trace is None:
                 self._keep(key, told)
             elif told and not borrowed and self._records[key] < TRIES:
@@ -214,6 +222,7 @@ class SlabSession(PlannedSession):
         if count < 0:
             return
         events = self._slab.recorded(count)
+        self._record = events if self.recording else None
         offset, size = pack(events)
         handle = self._slab.trace(events, offset, blocks(events).kept, size)
         self._traces[key] = _Trace(handle, len(offset), size, live_peak(events))
@@ -225,6 +234,34 @@ class SlabSession(PlannedSession):
 
     def _forget(self, key: Hashable) -> None:
         self._slab.forget(self._traces.pop(key).handle)
+
+    # ---- a slab that it shares with others ---------------------------------------------------
+
+    def last_record(self, addresses: Mapping[str, int]) -> tuple[Events, dict[str, int]] | None:
+        """The last run, given away: its events, and the slots that have the blocks at some
+        addresses; None where it was no recorded one, or ``recording`` was not set."""
+        events, self._record = self._record, None
+        if events is None:
+            return None
+        slots = {name: self._slab.slot(address) for name, address in addresses.items()}
+        return events, {name: slot for name, slot in slots.items() if slot >= 0}
+
+    def place(self, events: Events, offset: Integers, fate: Integers, common: CommonSlab) -> None:
+        """From now on runs have their blocks in a common slab while that is taken.
+
+        Args:
+            events: a run.
+            offset: in the common slab, of each slot.
+            fate: of each slot at the end of the run: 0, ``KEPT`` or ``HANDED_ON``.
+        """
+        self._placed = self._slab.trace(events, offset, fate, common.bytes, common)
+        self._common = common
+
+    def leave_common(self) -> None:
+        """Between runs: have no blocks in a common slab any more."""
+        if self._placed:
+            self._slab.forget(self._placed)
+        self._placed = self._common = None
 
     # ---- what it says --------------------------------------------------------------------
 

@@ -15,6 +15,10 @@
  * (mremap) into a block of their own, and back when it is given back, without a copy or a page
  * fault. Where a caller still holds them as the next run begins, the place gets fresh pages.
  *
+ * Sessions that run one after the other, or side by side in a known order, can have their places in
+ * one slab that they share (execute/common_slab.py): what one makes for the next then has its place
+ * there too, until its last reader is done, and nothing moves.
+ *
  * No header of Python's or onnxruntime's is needed. onnxruntime gives its C interface to
  * RegisterCustomOps below (SessionOptions.register_custom_ops_library). Linux only; elsewhere the
  * library is empty and says so. */
@@ -65,13 +69,24 @@ typedef struct { uint64_t size; int64_t slot; } Event; /* size 0: the slot is gi
 
 enum { LARGE = 64 << 10, RECORDED = 16 << 10, PAGE = 4096, LETTING_GO = 2 << 20, HUGE_PAGE = 2 << 20 };
 
+typedef struct {           /* one slab of several sessions; like a Slab never freed, its pages are */
+  char *at;
+  size_t bytes;
+  int64_t live;            /* blocks in it, of all sessions */
+  int closed;
+} Common;
+
+/* What becomes of a slot at the end of the run. */
+enum { GIVEN_BACK, KEPT, HANDED_ON };
+
 typedef struct {           /* a recorded run and its packing */
   int64_t count, slots;
   Event *events;
   int64_t *offset;         /* of each slot in the slab */
-  char *kept;              /* of each slot: it outlives the run */
+  char *kept;              /* of each slot: it outlives the run, and how */
   void **lent;             /* of each kept slot: the block that has its pages */
   size_t bytes;
+  Common *common;          /* the slab, where it is not the session's own */
 } Trace;
 
 enum { IDLE, RECORD, REPLAY };
@@ -91,6 +106,9 @@ typedef struct Slab {
   int64_t at;              /* its next event */
   Event *events;           /* of the run that is recorded */
   int64_t count, room, slots;
+  void **block;            /* of each slot that was not given back: its address */
+  int64_t block_room;
+  Common *common;          /* where it has had blocks besides */
   int64_t planned, differed, elsewhere; /* runs: replayed whole, in part, and not at all */
   uint64_t reserved;       /* bytes of weights */
   char *file;              /* whose mapped pages are not needed again, while the session is made */
@@ -274,6 +292,29 @@ static void note(Slab *s, uint64_t size, int64_t slot) {
   s->events[s->count++] = (Event){size, slot};
 }
 
+/* The address of a slot of a recorded run. */
+static void locate(Slab *s, int64_t slot, void *p) {
+  if (slot >= s->block_room) {
+    int64_t room = slot < 512 ? 1024 : 2 * slot;
+    void **more = realloc(s->block, room * sizeof(void *));
+    if (!more) { s->synced = 0; return; }
+    memset(more + s->block_room, 0, (room - s->block_room) * sizeof(void *));
+    s->block = more;
+    s->block_room = room;
+  }
+  s->block[slot] = p;
+}
+
+static void forget_blocks(Slab *s) {
+  free(s->block);
+  s->block = NULL;
+  s->block_room = 0;
+}
+
+static char *home(const Slab *s, const Trace *t, int64_t slot) {
+  return (t->common ? t->common->at : s->slab) + t->offset[slot];
+}
+
 /* A block of a replayed run, or NULL where it must have one of its own. */
 static void *planned(Slab *s, size_t size) {
   Trace *t = s->trace;
@@ -283,9 +324,10 @@ static void *planned(Slab *s, size_t size) {
     return NULL;
   }
   int64_t slot = t->events[s->at++].slot;
-  if (t->kept[slot]) return size < LARGE ? NULL : lend(s, t, slot, size);
+  if (t->kept[slot] == KEPT) return size < LARGE || t->common ? NULL : lend(s, t, slot, size);
   s->live++;
-  return s->slab + t->offset[slot];
+  if (t->common) __atomic_add_fetch(&t->common->live, 1, __ATOMIC_ACQ_REL);
+  return home(s, t, slot);
 }
 
 static void *slab_alloc(OrtAllocator *self, size_t size) {
@@ -305,25 +347,47 @@ static void *slab_alloc(OrtAllocator *self, size_t size) {
   head->run = s->run;
   head->slot = s->slots++;
   note(s, size, head->slot);
+  locate(s, head->slot, p);
   give(s);
   return p;
+}
+
+static int within(const void *p, const char *begin, size_t bytes) {
+  return begin && (const char *)p >= begin && (const char *)p < begin + bytes;
+}
+
+static void unmap_common(Common *c) {
+  char *at = __atomic_exchange_n(&c->at, NULL, __ATOMIC_ACQ_REL);
+  if (at) munmap(at, c->bytes);
+}
+
+/* A block of a slab is given back: where a replayed run is on, as recorded or not. */
+static void returned(Slab *s, void *p) {
+  Trace *t = s->trace;
+  s->live--;
+  if (s->mode != REPLAY || !s->synced) return;
+  int same = running == s && s->at < t->count && !t->events[s->at].size &&
+             home(s, t, t->events[s->at].slot) == (char *)p;
+  if (same) s->at++;
+  else s->synced = 0;
 }
 
 static void slab_free(OrtAllocator *self, void *p) {
   Slab *s = (Slab *)self;
   if (!p) return;
   take(s);
-  if ((char *)p >= s->slab && (char *)p < s->slab + s->bytes) {
-    Trace *t = s->trace;
-    s->live--;
-    if (s->mode == REPLAY && s->synced) {
-      int same = running == s && s->at < t->count && !t->events[s->at].size &&
-                 s->slab + t->offset[t->events[s->at].slot] == (char *)p;
-      if (same) s->at++;
-      else s->synced = 0;
-    }
+  if (within(p, s->slab, s->bytes)) {
+    returned(s, p);
     if (s->closed && !s->live) unmap(s);
     give(s);
+    return;
+  }
+  Common *common = s->common;
+  if (common && within(p, common->at, common->bytes)) {
+    returned(s, p);
+    give(s);
+    if (!__atomic_sub_fetch(&common->live, 1, __ATOMIC_ACQ_REL) && common->closed)
+      unmap_common(common);
     return;
   }
   Head *head = (Head *)p - 1;
@@ -332,7 +396,10 @@ static void slab_free(OrtAllocator *self, void *p) {
     give(s);
     return;
   }
-  if (head->slab == s && s->mode == RECORD && head->run == s->run) note(s, 0, head->slot);
+  if (head->slab == s && s->mode == RECORD && head->run == s->run) {
+    note(s, 0, head->slot);
+    if (head->slot < s->block_room) s->block[head->slot] = NULL;
+  }
   s->reserved -= head->reserved;
   give(s);
   drop(head);
@@ -438,14 +505,17 @@ EXPORT void slab_watch(Slab *s, const char *file) {
 EXPORT int slab_begin(Slab *s, Trace *t) {
   int taken;
   take(s);
-  taken = s->mode != IDLE || s->live || s->closed || !prepare(s, t ? t->bytes : 0);
+  taken = s->mode != IDLE || s->live || s->closed || (t && t->common && t->common->closed) ||
+          !prepare(s, t && !t->common ? t->bytes : 0);
   if (taken) s->elsewhere++;
   else {
     s->mode = t ? REPLAY : RECORD;
     s->synced = 1;
     s->at = s->count = s->slots = 0;
+    forget_blocks(s);
     s->run++;
     s->trace = t;
+    if (t && t->common) s->common = t->common;
     s->outer = running;
     running = s;
   }
@@ -480,17 +550,27 @@ EXPORT void slab_recorded(Slab *s, Event *out) {
   give(s);
 }
 
+/* The slot of the run recorded last that has a block at this address; -1 where none has. */
+EXPORT int64_t slab_slot(Slab *s, const void *p) {
+  int64_t found = -1;
+  take(s);
+  for (int64_t i = 0; p && found < 0 && i < s->block_room && i < s->slots; i++)
+    if (s->block[i] == p) found = i;
+  give(s);
+  return found;
+}
+
 EXPORT void trace_free(Trace *t) {
   if (!t) return;
   free(t->events); free(t->offset); free(t->kept); free(t->lent); free(t);
 }
 
 EXPORT Trace *trace_new(const Event *events, int64_t count, const int64_t *offset,
-                        const char *kept, int64_t slots, size_t bytes) {
+                        const char *kept, int64_t slots, size_t bytes, Common *common) {
   Trace *t = calloc(1, sizeof *t);
   if (!t) return NULL;
   *t = (Trace){count, slots, malloc(count * sizeof(Event) + 1), malloc(slots * sizeof(int64_t) + 1),
-               malloc(slots + 1), calloc(slots + 1, sizeof(void *)), bytes};
+               malloc(slots + 1), calloc(slots + 1, sizeof(void *)), bytes, common};
   if (!t->events || !t->offset || !t->kept || !t->lent) { trace_free(t); return NULL; }
   memcpy(t->events, events, count * sizeof(Event));
   memcpy(t->offset, offset, slots * sizeof(int64_t));
@@ -528,6 +608,24 @@ EXPORT void slab_close(Slab *s) {
     if (!s->live) unmap(s);
   }
   give(s);
+}
+
+/* One slab for several sessions; NULL where the system refuses. */
+EXPORT Common *common_new(size_t bytes) {
+  Common *c = calloc(1, sizeof *c);
+  if (!c) return NULL;
+  c->bytes = page_up(bytes);
+  if ((c->at = map_huge(c->bytes))) return c;
+  free(c);
+  return NULL;
+}
+
+EXPORT int64_t common_live(const Common *c) { return __atomic_load_n(&c->live, __ATOMIC_ACQUIRE); }
+
+/* Nobody runs in it again; its pages go with the last block that somebody still holds. */
+EXPORT void common_close(Common *c) {
+  __atomic_store_n(&c->closed, 1, __ATOMIC_RELEASE);
+  if (!common_live(c)) unmap_common(c);
 }
 
 EXPORT void slab_counts(Slab *s, int64_t *out) {
