@@ -170,6 +170,11 @@ class SlabSession(PlannedSession):
 
         What is bound cannot be asked, so a binding runs as the one before it until it differs.
         """
+        if self._placed and self._common and self._common.taken:
+            self._in_common(
+                lambda: super(SlabSession, self).run_with_iobinding(iobinding, run_options)
+            )
+            return
         run, own = super().run_with_iobinding, ("bound", id(iobinding))
         key = self._bindings.get(iobinding, self._bound or own)
         _, same = self._traced(key, lambda: run(iobinding, run_options), borrowed=key != own)
@@ -191,18 +196,14 @@ class SlabSession(PlannedSession):
                 self._beside += 1
             return run(), True
         try:
-            placed = self._placed if self._common and self._common.taken else None
-            trace = None if placed else self._traces.get(key)
-            if not self._slab.begin(placed or (trace.handle if trace else None)):
+            trace = self._traces.get(key)
+            if not self._slab.begin(trace.handle if trace else None):
                 return run(), True
             told = -1
             try:
                 result = run()
             finally:
                 told = self._slab.end()
-            if placed and self._common:
-                self._common.unfit |= bool(told)
-                return result, True
             if trace is None:
                 self._keep(key, told)
             elif told and not borrowed and self._records[key] < TRIES:
@@ -247,7 +248,7 @@ class SlabSession(PlannedSession):
         return events, {name: slot for name, slot in slots.items() if slot >= 0}
 
     def place(self, events: Events, offset: Integers, fate: Integers, common: CommonSlab) -> None:
-        """From now on runs have their blocks in a common slab while that is taken.
+        """From now on runs with a binding have their blocks in a common slab while that is taken.
 
         Args:
             events: a run.
@@ -256,6 +257,17 @@ class SlabSession(PlannedSession):
         """
         self._placed = self._slab.trace(events, offset, fate, common.bytes, common)
         self._common = common
+
+    def _in_common(self, run: Callable[[], None]) -> None:
+        """A run in its places there; where another thread's is on, in blocks of its own."""
+        assert self._common
+        if not self._slab.begin(self._placed):
+            run()
+            return
+        try:
+            run()
+        finally:
+            self._common.unfit |= self._slab.end() != 0
 
     def leave_common(self) -> None:
         """Between runs: have no blocks in a common slab any more."""
