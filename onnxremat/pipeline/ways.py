@@ -204,12 +204,16 @@ class Ways:
 
 
 def choosers_of(
-    prepared: Prepared, options: PlanOptions, log: Phases | None = None
+    prepared: Prepared, options: PlanOptions, log: Phases | None = None, *, needed: bool = False
 ) -> Choosers | None:
-    """What finds regions of a model, None where these are not tried."""
+    """What finds regions of a model, None where these are not tried.
+
+    Args:
+        needed: see :func:`choosers_for`.
+    """
     if _kind(prepared, options) is not RegionsInParts:
         return None
-    return choosers_for(prepared, options, log or Phases())
+    return choosers_for(prepared, options, log or Phases(), needed)
 
 
 def _kind(prepared: Prepared, options: PlanOptions) -> type[InParts] | None:

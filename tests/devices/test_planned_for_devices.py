@@ -27,9 +27,12 @@ from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.search import warm_up
+from onnxremat.planner.semantics import peaks
 from onnxremat.planner.solution import Certificate, Status, unsolved
+from onnxremat.rewrite.partition import Counted
 from onnxremat.schedule.plan import Compute, Transfer
-from tests.devices.plans import BESIDE, optimized, processors
+from onnxremat.session.process import SESSION, further_bytes
+from tests.devices.plans import BESIDE, optimized, priced, processors
 from tests.limits import LONG
 from tests.planner.asking import asked
 from tests.planner.device_oracle import random_device_problem
@@ -217,10 +220,50 @@ def test_more_devices_than_are_planned_for() -> None:
         device_model(graph, Site(processors(16)), {})
 
 
+NARROW = """g (float[8, 4096] x) => (float[8, 1] y) <int64[1] k = {1}> {
+    a = Sin(x) b = Cos(a) c = Add(a, b) y = ReduceSum(c, k)
+}"""
+
+
+def narrow(**more: object) -> Prepared:
+    settings = Settings(threads=1, target="none", not_counted=BESIDE, **more)
+    return prepare(parse(NARROW), settings)
+
+
 def test_what_holds_of_a_whole_batch_is_no_proof(warm: None) -> None:
     """Two parts, one per device, do not fit either; eight would."""
-    text = "a = Sin(x) b = Cos(a) c = Add(a, b) y = ReduceSum(c, k)"
-    model = parse(f"g (float[8, 4096] x) => (float[8, 1] y) <int64[1] k = {{1}}> {{ {text} }}")
-    prepared = prepare(model, Settings(threads=1, target="none", not_counted=BESIDE))
     with pytest.raises(NoPlanError, match="--split-batch 8"):
-        optimized(prepared, processors(2), str(120 << 10))
+        optimized(narrow(fission=()), processors(2), str(120 << 10))
+
+
+def test_regions_are_computed_in_parts_where_whole_ops_find_no_room(warm: None) -> None:
+    result = optimized(narrow(), processors(2), str(120 << 10))
+    assert any("computed in parts" in note for note in result.plan.provenance.notes)
+    assert result.prepared.settings.fission
+    assert max(row.peak for row in result.deployment.predicted.values()) <= 120 << 10
+    found = verify_deployment(result.deployment, seeded_feeds(result.prepared.graph))
+    assert found.ok, found.checks
+    x = seeded_feeds(result.prepared.graph)["x"]
+    with result.deployment.executor() as executor:
+        y = executor.run({"x": x})["y"]
+    np.testing.assert_allclose(y, (np.sin(x) + np.cos(np.sin(x))).sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_what_no_parts_can_do_is_proven(warm: None) -> None:
+    with pytest.raises(InfeasibleError):
+        optimized(narrow(), processors(2), "8")
+    with pytest.raises(NoPlanError, match="with the batch whole"):
+        optimized(narrow(), processors(2), str(2 << 10))
+
+
+def test_plans_count_what_sessions_keep(chain: Prepared) -> None:
+    """So that a plan that fits is the first one, on one device and on several."""
+    site = Site(processors(2), counted=Counted(sessions=True))
+    tables = priced(chain, site.machine)
+    problem = device_model(chain.graph, site, tables).problem
+    plain = device_model(chain.graph, Site(processors(2)), tables).problem
+    whole = SESSION + further_bytes(chain.graph)
+    assert 0 <= whole - (problem.resident - plain.resident) < len(chain.graph.ops)
+    alone = solve(problem, [inf, 0.0], asked(time_limit=LONG, threads=1))
+    assert alone.schedule is not None  # the other one runs nothing, and keeps nothing
+    assert peaks(problem, alone.schedule)[1] == 0

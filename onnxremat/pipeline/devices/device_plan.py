@@ -25,6 +25,7 @@ from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.planner.schedule import InvalidScheduleError, Schedule
 from onnxremat.planner.semantics import peaks
 from onnxremat.schedule.plan import Compute, Free, Plan, Provenance, Step, Transfer
+from onnxremat.session.process import SESSION, further_bytes
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ def device_model(
     place = {name: index for index, name in enumerate(weights)}
     reads = [[root.get(name, name) for name in op.reads] for op in ops]
     uses = [[place[name] for name in dict.fromkeys(row) if name in place] for row in reads]
+    kept = _structures(graph, site, len(ops))
+    if kept:  # as weights that the ops of a device read: all of them one, and each its own
+        uses = [[*row, len(weights), len(weights) + 1 + op] for op, row in enumerate(uses)]
     values = [name for op in ops for name in op.writes]
     updated = {new for _, new in pairs}
     size = [0 if name in updated else graph.tensors[name].bytes for name in values]
@@ -108,7 +112,7 @@ def device_model(
         work=work,
         allowed=allowed,
         uses=Rows.of(uses),
-        weight=np.asarray([graph.tensors[n].bytes for n in weights], np.int64),
+        weight=np.asarray([*(graph.tensors[n].bytes for n in weights), *kept], np.int64),
         fixed=np.asarray(
             [sum(graph.tensors[n].bytes for n, at in homes.items() if at == d)
              + site.counted.given.get(d, 0) for d in machine.names], np.int64),
@@ -118,6 +122,17 @@ def device_model(
         copy_busy=_tolls(machine, tables, [graph.tensors[n].bytes for n in values])))  # fmt: skip
     names = Names([*inputs, *(op.name for op in ops)], [*values, *inputs])
     return DeviceModel(graph, machine, reduced, problem, names)
+
+
+def _structures(graph: Graph, site: Site, ops: int) -> list[int]:
+    """Bytes that are kept of a session on a device that runs anything, and of each op with its
+    views; empty where budgets do not count them, or count some on another device."""
+    machine = site.machine
+    apart = any(device.computes and not device.in_host_memory for device in machine.devices)
+    if apart or not site.counted.sessions:
+        return []
+    nodes = further_bytes(graph) - further_bytes()
+    return [SESSION + further_bytes(), *[nodes // ops] * ops]
 
 
 def _costs(

@@ -16,9 +16,10 @@ from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import Machine
 from onnxremat.errors import (
+    NO_FIT,
     InfeasibleError,
     NoPlanError,
-    OverBudgetError,
+    OnnxrematError,
     UnsupportedError,
     UsageError,
 )
@@ -26,12 +27,14 @@ from onnxremat.execute.calibration import corrected, tried
 from onnxremat.grad import is_step
 from onnxremat.pipeline.bench import OnDevices, bench
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt, load_search
+from onnxremat.pipeline.devices.device_regions import in_regions
 from onnxremat.pipeline.devices.over_devices import OverDevices
 from onnxremat.pipeline.devices.several_devices import SeveralDevices, bounded
 from onnxremat.pipeline.in_parts.divided import prepare_split
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepare import Prepared
 from onnxremat.pipeline.refusal import Refusal
+from onnxremat.pipeline.ways import choosers_of
 from onnxremat.planner.bounds import quick_makespan_bound
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.plan_steps import provenance_of
@@ -107,11 +110,21 @@ def quickest(target: SeveralDevices, trials: Trials) -> Candidate:
     singles, start = _singles(target, trials) if alone else ([], None)
     try:
         best = whole_or_in_parts(target, trials, start)
-    except (NoPlanError, OverBudgetError):  # sessions of partitions take room of their own
-        if not singles:
-            raise
-        return _one_that_fits(target, singles, trials)
+    except NO_FIT as error:  # sessions of partitions take room of their own
+        if singles:
+            return _one_that_fits(target, singles, trials)
+        return _in_regions(target, trials, error)
     return never_slower(target, best, singles, trials)
+
+
+def _in_regions(target: SeveralDevices, trials: Trials, error: OnnxrematError) -> Candidate:
+    def planned(split: SeveralDevices, options: PlanOptions) -> Made:
+        with split.log.phase(COSTS):
+            split = split.under(trials.costs(split.prepared))
+        return best(split, replace(trials, options=options))
+
+    choosers = choosers_of(target.prepared, trials.options, target.log, needed=True)
+    return in_regions(target, choosers, trials.options, planned, error)
 
 
 def whole_or_in_parts(
