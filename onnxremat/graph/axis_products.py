@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnxremat.graph.spans import Call, CannotSplitError, Piece, Span
 
+
 def pointwise(call: Call, span: Span) -> Piece:
     """Every axis; an input that is broadcast along it is read whole."""
     return Piece(tuple(call.broadcast(i, span) for i in range(len(call.op.inputs))), span)
