@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxremat.graph import axis_attention as attending
 from onnxremat.graph import axis_layouts as layouts
 from onnxremat.graph import axis_products as products
 from onnxremat.graph import axis_quantised as quantised
@@ -93,6 +94,9 @@ TABLE: Table = {
     **_rows("free", "rows of A, columns of B, and batch axes", products.product, "FusedMatMul", MS),
     **_rows("free", "rows of A, columns of B", products.general_product, "Gemm"),
     **_rows("free", "rows of A, columns of B", products.general_product, "FusedGemm", MS),
+    **_rows("free", "every axis that is named", products.contracted, "Einsum"),
+    **_rows("free", "batch, heads, queries", attending.attention, "Attention"),
+    **_rows("free", "batch, queries", attending.many_heads, "MultiHeadAttention", MS),
     **_rows("reduction", "axes that are left", products.reduction, _REDUCE),
     **_rows("reduction", "axes that are left", products.best_index, "ArgMax ArgMin"),
     **_rows("window", "batch and spatial axes", windows.convolution, "Conv"),

@@ -140,6 +140,22 @@ def general_factors(call: Call, span: Span) -> tuple[Span | None, Span | None]:
     return None, span.along(0 if call.attributes.get("transB") else 1)
 
 
+def contracted(call: Call, span: Span) -> Piece:
+    """Every axis of the result of an Einsum that says them all: each operand along the axes with
+    its letter, or whole where it is broadcast."""
+    operands, arrow, result = call.text("equation", "").replace(" ", "").partition("->")
+    if not arrow or "." in operands:
+        raise CannotSplitError("its axes are not written out")
+    letter, reads = result[span.axis], call.none()
+    for position, letters in enumerate(operands.split(",")):
+        if letters.count(letter) > 1:
+            raise CannotSplitError("it takes a diagonal along this axis")
+        axis = letters.find(letter)
+        if axis >= 0 and call.shape(position)[axis] == call.out[span.axis]:
+            reads[position] = span.along(axis)
+    return Piece(tuple(reads), span)
+
+
 def reduction(call: Call, span: Span) -> Piece:
     """The axes that are left."""
     rank = len(call.shape(0))
