@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxremat.cost.integers import operations, workspace
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_alias
@@ -117,6 +118,9 @@ def flops(graph: Graph, op: Op) -> float:
     if kind in ("Gemm", "FusedGemm"):
         first, rows = _shape(graph, op, 0), _shape(graph, op, 0, output=True)[:1]
         return 2.0 * out * math.prod(first) / max((1, *rows))
+    known = operations(graph, op)
+    if known is not None:
+        return known
     if kind == "Einsum":
         return 2.0 * math.prod(_shape(graph, op, 0)) * max(1, (_shape(graph, op, 1) or (1,))[-1])
     heavy = ("Erf", "Exp", "Tanh", "Sigmoid", "Softmax", "Pow", "Gelu", "LogSoftmax", "Log")
@@ -128,6 +132,9 @@ def scratch_bytes(graph: Graph, op: Op) -> int:
     out = sum(_bytes(graph, name) for name in op.writes)
     first = _bytes(graph, op.inputs[0]) if op.inputs else 0
     kind = op.op_type
+    known = workspace(graph, op)
+    if known is not None:
+        return known
     if kind in ("Conv", "FusedConv"):
         return 64 << 10
     if kind == "ConvTranspose":
