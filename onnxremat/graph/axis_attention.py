@@ -1,4 +1,4 @@
-"""Stretches through attention in one operator: each query's result is made of all keys and values."""
+"""Stretches through attention in one operator: a query reads all keys and values."""
 
 from __future__ import annotations
 
