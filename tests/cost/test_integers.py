@@ -36,6 +36,25 @@ PACKED = "constant", np.zeros((96, 2, 16), np.uint8)
 
 
 @pytest.mark.parametrize(
+    ("image", "filters", "attributes"),
+    [
+        ((2, 64, 15, 17), (256, 64, 3, 3), SAME), ((1, 64, 16, 16), (256, 64, 3, 3), SAME),
+        ((1, 64, 8, 11), (256, 32, 3, 3), {**SAME, "group": 2}),
+        ((1, 64, 33, 11), (900, 64, 1, 1), {}),
+        ((1, 64, 33, 61), (900, 64, 1, 1), {"strides": [2, 2]}),
+        ((1, 64, 190), (256, 64, 3), {"pads": [1, 1]}),
+    ],
+)  # fmt: skip
+def test_windows_of_few_pixels_are_written_out(
+    image: tuple[int, ...], filters: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    graph = build_graph(Case("Conv", [image, weights(*filters)], frozenset(), attributes).model())
+    found = profile(to_model(graph), seeded_feeds(graph), ONE)
+    (kernel,) = [each for each in found.kernels if each.op_type == "Conv"]
+    assert abs(scratch_bytes(graph, graph.ops[0]) - kernel.scratch) <= 64 << 10
+
+
+@pytest.mark.parametrize(
     ("case", "work"),
     [
         (Case("QLinearConv", [IMAGE, *A, KERNEL, *B, *Y], frozenset(), SAME),
