@@ -322,7 +322,9 @@ class Prices:
         least = 0
         if op.op_type in CONVOLUTIONS:
             weights, out = self.of.graph.tensors[op.inputs[1]].shape, tensors[op.outputs[0]].shape
-            fewer = windows_written_out(op, weights or (), out or ()) if share < 1 else 0
+            fewer = (
+                windows_written_out(op, weights or (), out or ()) if share < 1 and scratch else 0
+            )
             least = max(min(scratch, WORKSPACE), fewer)
         scratch = max(round(scratch * share), least)
         return Step(tuple(makes), reads, scratch, self.paper.place.get(of, -1))
