@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from onnxremat.cost.integers import operations, workspace
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
-from onnxremat.graph.traits import is_alias
+from onnxremat.graph.traits import ONNX, is_alias
 
+ONNX_AND_FUSED = (*ONNX, "com.microsoft")  # not onnxruntime's blocked layout
 PICKS = ("Gather", "GatherElements", "GatherND", "Slice")  # read no more than they make
 
 
@@ -117,10 +119,32 @@ def flops(graph: Graph, op: Op) -> float:
     if kind in ("Gemm", "FusedGemm"):
         first, rows = _shape(graph, op, 0), _shape(graph, op, 0, output=True)[:1]
         return 2.0 * out * math.prod(first) / max((1, *rows))
+    known = operations(graph, op)
+    if known is not None:
+        return known
     if kind == "Einsum":
         return 2.0 * math.prod(_shape(graph, op, 0)) * max(1, (_shape(graph, op, 1) or (1,))[-1])
     heavy = ("Erf", "Exp", "Tanh", "Sigmoid", "Softmax", "Pow", "Gelu", "LogSoftmax", "Log")
     return out * (20.0 if kind in heavy else 1.0)
+
+
+def windows_written_out(op: Op, weights: tuple[int, ...], out: tuple[int, ...]) -> int:
+    """Bytes that a convolution of images takes to write all its windows out, which its kernel does
+    where a group has more filters than an image of the result has pixels (``MlasConvPrepare``);
+    0 where it does not.
+
+    Args:
+        weights, out: their shapes.
+    """
+    given = {a.name: a for a in op.node.attribute}
+    pixels, filters = math.prod(out[2:]), weights[0] if weights else 0
+    groups = given["group"].i if "group" in given else 1
+    moves = any(max(given[n].ints, default=0) > least
+                for n, least in (("strides", 1), ("pads", 0)) if n in given)  # fmt: skip
+    direct = math.prod(weights[2:]) == 1 and not moves
+    if op.domain not in ONNX_AND_FUSED or direct or len(out) > 4 or filters // groups <= pixels:
+        return 0
+    return 4 * math.prod(weights[1:]) * pixels
 
 
 def scratch_bytes(graph: Graph, op: Op) -> int:
@@ -128,8 +152,12 @@ def scratch_bytes(graph: Graph, op: Op) -> int:
     out = sum(_bytes(graph, name) for name in op.writes)
     first = _bytes(graph, op.inputs[0]) if op.inputs else 0
     kind = op.op_type
+    known = workspace(graph, op)
+    if known is not None:
+        return known
     if kind in ("Conv", "FusedConv"):
-        return 64 << 10
+        out_shape = _shape(graph, op, 0, output=True)
+        return max(64 << 10, windows_written_out(op, _shape(graph, op, 1), out_shape))
     if kind == "ConvTranspose":
         pixels = math.prod(_shape(graph, op, 0)[2:])  # one group after the other
         return int(4 * math.prod(_shape(graph, op, 1)[1:]) * pixels)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+from onnxremat.cost.analytic import windows_written_out
 from onnxremat.cost.table import KernelCosts
 from onnxremat.fission.ledger import LackingError, Ledger, Made, Step
 from onnxremat.fission.masked import Reach
@@ -30,7 +31,7 @@ CACHED = 512 << 10  # bytes of a copy that do
 FAR = 5e9, 2e10  # bytes per second beyond, at least and at most
 COPIES = frozenset({"Concat", "Slice"})  # ops that neither share nor take over a buffer
 CONVOLUTIONS = frozenset({"Conv", "FusedConv"})
-WORKSPACE = 64 << 10  # bytes of scratch that a piece of these takes as the whole does
+WORKSPACE = 64 << 10  # bytes of scratch that a piece of these takes as the whole does, or more
 INTEGER = 16  # bytes of a number that says where a part ends, and of the same found as it runs
 MOST_OPS = 6000  # of a graph in parts
 REMEMBERED = 400_000  # steps of fragments, beside those of the whole graph
@@ -318,8 +319,14 @@ class Prices:
             makes.append(Made(known(name, name), tensors[name].bytes, shared, takes))
         of, share = writer.shares.get(op.name, (op.name, 1.0))
         scratch = self.of.scratch.get(of, 0)
-        fixed = WORKSPACE if op.op_type in CONVOLUTIONS else 0
-        scratch = max(round(scratch * share), min(scratch, fixed))
+        least = 0
+        if op.op_type in CONVOLUTIONS:
+            weights, out = self.of.graph.tensors[op.inputs[1]].shape, tensors[op.outputs[0]].shape
+            fewer = (
+                windows_written_out(op, weights or (), out or ()) if share < 1 and scratch else 0
+            )
+            least = max(min(scratch, WORKSPACE), fewer)
+        scratch = max(round(scratch * share), least)
         return Step(tuple(makes), reads, scratch, self.paper.place.get(of, -1))
 
     def _effort(self, writer: Writer) -> Effort:

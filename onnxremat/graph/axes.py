@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxremat.graph import axis_attention as attending
 from onnxremat.graph import axis_layouts as layouts
 from onnxremat.graph import axis_products as products
+from onnxremat.graph import axis_quantised as quantised
 from onnxremat.graph import axis_windows as windows
 from onnxremat.graph.axis_sums import TOTALS, Total, require_join
 from onnxremat.graph.ir import Graph, Op
@@ -61,10 +63,21 @@ TABLE: Table = {
     **_rows("free", "every axis; broadcast inputs whole", products.pointwise, _BINARY),
     **_rows("free", "every axis; a bias whole", products.pointwise,
             "BiasGelu FastGelu Gelu QuickGelu", MS),
-    **_rows("free", "every axis; scales of an axis along it", products.quantised,
+    **_rows("free", "every axis; scales of an axis along it", quantised.scaled,
             "DequantizeLinear QuantizeLinear"),
     **_rows("free", "every axis; broadcast inputs whole", products.pointwise,
-            "QLinearAdd QLinearMul", MS),
+            "QLinearAdd QLinearMul QLinearWhere", MS),
+    **_rows("free", "every axis", products.leading, "QLinearLeakyRelu QLinearSigmoid", MS),
+    **_rows("free", "all but the axis it sums along", quantised.softmax, "QLinearSoftmax", MS),
+    **_rows("free", "batch and channels", quantised.images, "QLinearGlobalAveragePool", MS),
+    **_rows("free", "rows of A, columns of B, and batch axes", quantised.product, "QLinearMatMul"),
+    **_rows("free", "rows of A, columns of B, and batch axes", quantised.integer_product,
+            "MatMulInteger"),
+    **_rows("free", "rows of A, columns of B, and batch axes", quantised.product_to_float,
+            "MatMulIntegerToFloat", MS),
+    **_rows("free", "columns of B", quantised.rescaled_product, "DynamicQuantizeMatMul", MS),
+    **_rows("free", "rows of A, columns of B", quantised.general_product, "QGemm", MS),
+    **_rows("free", "rows of A, and batch axes", quantised.few_bits_product, "MatMulNBits", MS),
     **_rows("free", "all but the axis it sums along", products.softmax,
             "Hardmax LogSoftmax Softmax"),
     **_rows("free", "all but its axis", products.one_axis, "LpNormalization TopK"),
@@ -81,13 +94,21 @@ TABLE: Table = {
     **_rows("free", "rows of A, columns of B, and batch axes", products.product, "FusedMatMul", MS),
     **_rows("free", "rows of A, columns of B", products.general_product, "Gemm"),
     **_rows("free", "rows of A, columns of B", products.general_product, "FusedGemm", MS),
+    **_rows("free", "every axis that is named", products.contracted, "Einsum"),
+    **_rows("free", "batch, heads, queries", attending.attention, "Attention"),
+    **_rows("free", "batch, queries", attending.many_heads, "MultiHeadAttention", MS),
     **_rows("reduction", "axes that are left", products.reduction, _REDUCE),
     **_rows("reduction", "axes that are left", products.best_index, "ArgMax ArgMin"),
     **_rows("window", "batch and spatial axes", windows.convolution, "Conv"),
     **_rows("window", "batch and spatial axes", windows.convolution, "FusedConv", MS),
     **_rows("window", "batch and spatial axes", windows.convolution, "Conv", BLOCKED),
-    **_rows("window", "batch and spatial axes", windows.quantised_convolution, "QLinearConv"),
-    **_rows("window", "batch and spatial axes", windows.quantised_convolution, "QLinearConv", MS),
+    **_rows("window", "batch and spatial axes", quantised.convolution,
+            "ConvInteger QLinearConv"),
+    **_rows("window", "batch and spatial axes", quantised.convolution, "QLinearConv", MS),
+    **_rows("window", "batch, channels and spatial axes", quantised.pooled, "QLinearAveragePool",
+            MS),
+    **_rows("window", "batch, channels and spatial axes", quantised.pooled_pixels, "NhwcMaxPool",
+            MS),
     **_rows("window", "batch, channels and spatial axes", windows.pooling, "AveragePool MaxPool"),
     **_rows("window", "batch and spatial axes", windows.pooled_blocks, "AveragePool MaxPool",
             BLOCKED),
@@ -98,12 +119,14 @@ TABLE: Table = {
     **_rows("window", "batch and spatial axes", windows.space_to_depth, "SpaceToDepth"),
     **_rows("index", "axes of the indices, and of the data beside its axis", layouts.gathered,
             "Gather"),
+    **_rows("index", "axes of the indices", quantised.looked_up, "GatherBlockQuantized", MS),
     **_rows("index", "all but its axis", layouts.gathered_elements, "GatherElements"),
     **_rows("index", "all but its axis", layouts.scattered_elements, "ScatterElements"),
     **_rows("layout", "axes that lead a group of equal size", layouts.reshaped,
             "Flatten Reshape Squeeze Unsqueeze"),
     **_rows("layout", "every axis", layouts.transposed_axes, "Transpose"),
     **_rows("layout", "every axis", layouts.joined, "Concat"),
+    **_rows("layout", "every axis", quantised.joined, "QLinearConcat", MS),
     **_rows("layout", "all but its axis", layouts.parted, "Split"),
     **_rows("layout", "axes that it does not read backwards", layouts.sliced, "Slice"),
     **_rows("layout", "axes that it does not wrap around or shorten", layouts.padded, "Pad"),

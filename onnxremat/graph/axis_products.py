@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import TensorProto
-
 from onnxremat.graph.spans import Call, CannotSplitError, Piece, Span
-
-_WHOLE_BYTES = {
-    TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32,
-}  # fmt: skip
 
 
 def pointwise(call: Call, span: Span) -> Piece:
@@ -19,19 +13,6 @@ def pointwise(call: Call, span: Span) -> Piece:
 def leading(call: Call, span: Span) -> Piece:
     """The first input along every axis, others whole: a function of one element."""
     return Piece((span, *call.none()[1:]), span)
-
-
-def quantised(call: Call, span: Span) -> Piece:
-    """Every axis; scales and zero points whole, but along the axis that has one for each entry."""
-    tensors = call.facts.graph.tensors
-    kinds = {tensors[name].dtype for name in (call.op.inputs[0], call.op.writes[0])}
-    if call.attributes.get("block_size") or not kinds <= _WHOLE_BYTES:
-        raise CannotSplitError("a scale is of a block, or numbers share a byte")
-    axis = call.attributes.get("axis", 1) % max(1, len(call.out))
-    own = span.axis == axis and call.shape(1) not in ((), (1,))
-    along = span.along(0) if own else None
-    given = [along if call.has(i) else None for i in range(1, len(call.op.inputs))]
-    return Piece((span, *given), span)
 
 
 def batch_alone(call: Call, span: Span) -> Piece:
@@ -104,10 +85,23 @@ def cumulated(call: Call, span: Span) -> Piece:
 
 def product(call: Call, span: Span) -> Piece:
     """Rows of the left factor, columns of the right one, and the axes before them, broadcast."""
-    left, right = call.shape(0), call.shape(1)
+    return Piece((*factors(call, span, 0, 1), *call.none()[2:]), span)
+
+
+def factors(call: Call, span: Span, a: int, b: int) -> tuple[Span | None, Span | None]:
+    """What is read of the factors of a product of matrices.
+
+    Args:
+        a: position of the left factor.
+        b: of the right one.
+
+    Raises:
+        CannotSplitError: one of them is a vector.
+    """
+    left, right = call.shape(a), call.shape(b)
     if min(len(left), len(right)) < 2:
         raise CannotSplitError("one of its factors is a vector")
-    rank, reads = len(call.out), call.none()
+    rank, reads = len(call.out), list[Span | None]([None, None])
     if span.axis == rank - 2:
         rows = len(left) - (1 if call.attributes.get("transA") else 2)
         reads[0] = span.along(_lies(call, "transBatchA", left, rows))
@@ -120,7 +114,7 @@ def product(call: Call, span: Span) -> Piece:
             axis = _lies(call, inside, shape, axis) if axis >= 0 else axis
             if axis >= 0 and shape[axis] == call.out[span.axis]:
                 reads[position] = span.along(axis)
-    return Piece(tuple(reads), span)
+    return reads[0], reads[1]
 
 
 def _lies(call: Call, inside: str, shape: tuple[int, ...], axis: int) -> int:
@@ -133,12 +127,32 @@ def _lies(call: Call, inside: str, shape: tuple[int, ...], axis: int) -> int:
 def general_product(call: Call, span: Span) -> Piece:
     """Rows of A and columns of B, and those of C where it is not broadcast."""
     reads = call.none()
-    if span.axis == 0:
-        reads[0] = span.along(1 if call.attributes.get("transA") else 0)
-    else:
-        reads[1] = span.along(0 if call.attributes.get("transB") else 1)
+    reads[0], reads[1] = general_factors(call, span)
     if call.has(2):
         reads[2] = call.broadcast(2, span)
+    return Piece(tuple(reads), span)
+
+
+def general_factors(call: Call, span: Span) -> tuple[Span | None, Span | None]:
+    """What is read of two matrices of which each may be transposed."""
+    if span.axis == 0:
+        return span.along(1 if call.attributes.get("transA") else 0), None
+    return None, span.along(0 if call.attributes.get("transB") else 1)
+
+
+def contracted(call: Call, span: Span) -> Piece:
+    """Every axis of the result of an Einsum that says them all: each operand along the axes with
+    its letter, or whole where it is broadcast."""
+    operands, arrow, result = call.text("equation", "").replace(" ", "").partition("->")
+    if not arrow or "." in operands:
+        raise CannotSplitError("its axes are not written out")
+    letter, reads = result[span.axis], call.none()
+    for position, letters in enumerate(operands.split(",")):
+        if letters.count(letter) > 1:
+            raise CannotSplitError("it takes a diagonal along this axis")
+        axis = letters.find(letter)
+        if axis >= 0 and call.shape(position)[axis] == call.out[span.axis]:
+            reads[position] = span.along(axis)
     return Piece(tuple(reads), span)
 
 

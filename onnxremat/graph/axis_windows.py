@@ -67,19 +67,7 @@ def convolution(call: Call, span: Span) -> Piece:
     reads = call.none()
     if call.has(3):
         reads[3] = span
-    return _through(call, span, reads)
-
-
-def quantised_convolution(call: Call, span: Span) -> Piece:
-    """Batch and spatial axes, channels being the second axis or the last; its padding is the zero
-    point."""
-    if not call.attributes.get("channels_last"):
-        return _through(call, span, call.none())
-    if span.axis == len(call.out) - 1:
-        raise CannotSplitError("channels are made of all weights")
-    if call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
-        raise CannotSplitError("its padding is not written out")
-    return _through(call, span, call.none(), 1)
+    return through(call, span, reads)
 
 
 def pooling(call: Call, span: Span) -> Piece:
@@ -95,7 +83,7 @@ def pooling(call: Call, span: Span) -> Piece:
     _as_inferred(call)
     if span.axis == 1:
         return Piece((span, *call.none()[1:]), span)
-    return _through(call, span, call.none())
+    return through(call, span, call.none())
 
 
 def _as_inferred(call: Call) -> None:
@@ -124,7 +112,16 @@ def _not_channels(span: Span) -> None:
         raise CannotSplitError("channels are laid out in blocks")
 
 
-def _through(call: Call, span: Span, reads: list[Span | None], spatial: int = SPATIAL) -> Piece:
+def through(call: Call, span: Span, reads: list[Span | None], spatial: int = SPATIAL) -> Piece:
+    """Batch and spatial axes of an image.
+
+    Args:
+        reads: what is read of the inputs, but for the image, which is the first.
+        spatial: its first axis of rows.
+
+    Raises:
+        CannotSplitError: not along this axis, or not this stretch.
+    """
     if span.axis == 0:
         reads[0] = span
         return Piece(tuple(reads), span)

@@ -34,6 +34,8 @@ from onnxremat.ort.weights import held_bytes
 HOST, PORTABLE = "host", "portable"
 TARGETS = {"none": "disable", PORTABLE: "basic", "onnxruntime": "extended", HOST: "all"}
 UNFOLD = 64 << 10  # bytes from which a folded constant is worth making anew
+UNFOLD_OPS = 64  # that a constant is made of anew at most
+NODE = 5 << 10  # bytes that a session keeps of an op (``session/structures.py``)
 HEAVY = 512 << 20  # bytes of weights from which the structure alone is optimised
 LADDER = tuple(TARGETS)  # each one's operators are among the next one's
 # Values of a Constant that are no tensors, with their element types.
@@ -367,7 +369,9 @@ def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> frozenset[str]:
 
     A big tensor of zeros made from a small shape (the start of a scatter, a mask) is folded into
     a weight that stays for the whole run; made by its op it lives for a few steps. So a folded
-    constant comes back as the original nodes when what they start from is less than half its size.
+    constant comes back as the original nodes when what they start from is less than half its size,
+    these are few, and what a session keeps of them is less than it. (Masks of shifted windows come
+    of hundreds of ops on sizes, whose results onnxruntime infers only by folding them.)
     """
     original = {t.name for t in model.graph.initializer}
     sizes = {t.name: tensor_bytes(t.data_type, t.dims) for t in graph.initializer}
@@ -379,12 +383,14 @@ def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> frozenset[str]:
     weights = {t.name: t for t in model.graph.initializer}
     present = {name for node in graph.node for name in node.output}
     revived: set[int] = set()
-    for name in folded:
+    for name in sorted(folded, key=sizes.__getitem__, reverse=True):
         chain, sources = _ancestors(name, ops, writer, present | set(sizes) - {name})
         start = sum(
             tensor_bytes(weights[s].data_type, weights[s].dims) for s in sources if s in weights
         )
-        if name in writer and 2 * start < sizes[name]:
+        more = len(chain - revived)
+        few = more <= UNFOLD_OPS and more * NODE < sizes[name] - start
+        if name in writer and 2 * start < sizes[name] and few:
             revived |= chain
     made = {name for index in revived for name in ops[index].writes}
     kept = [t for t in graph.initializer if t.name not in made]

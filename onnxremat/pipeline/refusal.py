@@ -47,7 +47,11 @@ class Works:
         return cls(size, f"{FOUND}, {how}" if how else FOUND, fits=fits)
 
     def __str__(self) -> str:
-        return f"--budget {self.asked or self.size} ({format_bytes(self.size)}, {self.words})"
+        size = format_bytes(self.size)
+        if self.asked and self.fits:  # a share of these alone, whatever is beside them
+            beside = format_bytes(self.size - self.fits)
+            size = f"{format_bytes(self.fits)} for weights and values and {beside} beside them"
+        return f"--budget {self.asked or self.size} ({size}, {self.words})"
 
 
 @dataclass(frozen=True)
@@ -131,11 +135,11 @@ class Refusal:
         if works is None or works.asked or budget.kind not in ("peak", "device"):
             return self
         if budget.kind == "device":
+            works = replace(works, fits=0)
             asked = share_of(works.size, memory_bytes(), "%")
         elif peak:
-            fits = works.fits or works.size - beside
-            works = replace(works, size=fits + beside)
-            asked = share_of(fits, peak, "x")
+            works = replace(works, fits=works.fits or works.size - beside)
+            asked = share_of(works.fits, peak, "x")
         else:  # of what takes nothing, no share is enough
             return self
         return replace(self, works=replace(works, asked=asked))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.graph import axis_products as products
+from onnxremat.graph import axis_quantised as quantised
 from onnxremat.graph.axes import piece_of, row_of
 from onnxremat.graph.batch_axes import Place
 from onnxremat.graph.ir import Graph, Op
@@ -21,7 +22,7 @@ from onnxremat.graph.traits import ONNX, SIZES
 # Rules that refuse an axis because each entry of it is made of others along it.
 ALONG = frozenset({
     products.softmax, products.one_axis, products.cumulated, products.normalised,
-    products.skip_normalised,
+    products.skip_normalised, quantised.softmax,
 })  # fmt: skip
 
 # Operators that give all rows one scale, that of the largest number among them.

@@ -89,10 +89,18 @@ QUANTISED = [
     ("constant", np.linspace(0.01, 0.02, 4, dtype=F)), ("constant", np.zeros(4, np.int8)),
     number(0.2), byte(100), ("constant", np.arange(4, dtype=np.int32)),
 ]  # fmt: skip
+QUANTISED_LAST = [np.empty((2, 12, 10, 3), np.uint8), *QUANTISED[1:]]
+FACTOR = "constant", np.arange(-24, 24, dtype=np.int8).reshape(6, 8)
+OF_COLUMNS = "constant", np.linspace(0.01, 0.02, 8, dtype=F)
+ZEROS = "constant", np.arange(-4, 4, dtype=np.int8)
+PACKED = "constant", np.arange(8 * 2 * 8, dtype=np.uint8).reshape(8, 2, 8)
+BYTE_IMAGE, PIXELS = np.empty(IMAGE, np.uint8), np.empty((2, 12, 10, 3), np.uint8)
+RESCALED = number(0.1), byte(1), number(0.2), byte(9)
 
 
 def _(kind: str, inputs: Sequence[Any], splits: set[int], domain: str = "", /, **more: Any) -> Case:
     own = {key: more.pop(key) for key in ("outputs", "opset") if key in more}
+    more |= more.pop("given", {})  # attributes that are called as one of a case's own
     return Case(kind, inputs, frozenset(splits), more, domain, **own)
 
 
@@ -122,6 +130,34 @@ CASES = (
                      number(0.2), byte(2), number(0.3), byte(9)], {0, 1, 2}, MS),
     _("QLinearMul", [np.empty(SHAPE, np.uint8), number(0.1), byte(1), np.empty((8,), np.uint8),
                      number(0.2), byte(2), number(0.01), byte(9)], {0, 1, 2}, MS),
+    _("QLinearWhere", [TRUTHS, BYTES, number(0.1), byte(1), np.empty((6, 1), np.uint8),
+                       *RESCALED[:2], *RESCALED[2:]], {0, 1, 2}, MS),
+    *(_(kind, [BYTES, *RESCALED], {0, 1, 2}, MS)
+      for kind in ("QLinearLeakyRelu", "QLinearSigmoid")),
+    _("QLinearSoftmax", [BYTES, number(0.1), byte(1), number(1 / 256), byte(0)], {0, 2}, MS,
+      axis=1, given={"opset": 13}),
+    _("QLinearSoftmax", [BYTES, number(0.1), byte(1), number(1 / 256), byte(0)], {0}, MS,
+      axis=1, given={"opset": 12}),
+    _("QLinearGlobalAveragePool", [BYTE_IMAGE, *RESCALED], {0, 1}, MS),
+    _("QLinearGlobalAveragePool", [PIXELS, *RESCALED], {0, 3}, MS, channels_last=1),
+    _("QLinearMatMul", [np.empty((2, 4, 6), np.uint8), number(0.1), byte(2), FACTOR, OF_COLUMNS,
+                        ZEROS, number(0.05), byte(99)], {0, 1, 2}),
+    _("QLinearMatMul", [np.empty((2, 4, 6), np.uint8), number(0.1), byte(2),
+                        np.empty((3, 1, 6, 8), np.uint8), number(0.1), byte(3), number(0.05),
+                        byte(99)], {0, 1, 2, 3}),
+    _("MatMulInteger", [np.empty((2, 4, 6), np.uint8), FACTOR, byte(2), ZEROS], {0, 1, 2}),
+    _("MatMulIntegerToFloat", [np.empty((2, 4, 6), np.uint8), FACTOR, number(0.1), OF_COLUMNS,
+                               byte(2), ZEROS, weights(8)], {0, 1, 2}, MS),
+    _("DynamicQuantizeMatMul", [(2, 4, 6), FACTOR, OF_COLUMNS, ZEROS, weights(8)], {2}, MS),
+    _("DynamicQuantizeMatMul", [(2, 4, 6), FACTOR, number(0.1), "", ""], {2}, MS),
+    _("QGemm", [np.empty((4, 6), np.uint8), number(0.1), byte(2), FACTOR, OF_COLUMNS, ZEROS,
+                ("constant", np.arange(8, dtype=np.int32)), number(0.05), byte(99)], {0, 1}, MS),
+    _("QGemm", [np.empty((6, 4), np.uint8), number(0.1), byte(2),
+                ("constant", FACTOR[1].T.copy()), number(0.1), ("constant", np.int8(3)),
+                ("constant", np.arange(32, dtype=np.int32).reshape(4, 8))], {0, 1}, MS, transA=1,
+      transB=1),
+    _("MatMulNBits", [(2, 4, 32), PACKED, weights(16)], {0, 1}, MS, K=32, N=8, bits=4,
+      block_size=16),
     _("Not", [TRUTHS], {0, 1, 2}),
     _("BitwiseNot", [BYTES], {0, 1, 2}),
     *(_(kind, [SHAPE, (6, 1)], {0, 1, 2}) for kind in BINARY.split()),
@@ -164,6 +200,21 @@ CASES = (
     _("Gemm", [(4, 6), weights(6, 8), weights(8)], {0, 1}),
     _("Gemm", [(6, 4), weights(8, 6), (4, 1)], {0, 1}, transA=1, transB=1),
     _("FusedGemm", [(4, 6), weights(6, 8), weights(8)], {0, 1}, MS, activation="Relu"),
+    _("Einsum", [(2, 4, 6), (2, 3, 6)], {0, 1, 2}, equation="bid,bjd->ijb"),
+    _("Einsum", [(2, 4, 1), (4, 6)], {0, 1, 2}, equation="b i d , i d -> d b i"),
+    _("Einsum", [(4, 4, 6), (6, 3)], {1}, equation="iid,dj->ij"),
+    _("Einsum", [(4, 6), (6, 3)], set(), equation="...d,dj->...j"),
+    _("Attention", [(2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 6), (5, 7)], {0, 1, 2}, opset=23),
+    _("Attention", [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6), (1, 4, 5, 7)], {0, 1, 2}, opset=23),
+    _("Attention", [(2, 4, 5, 8), (2, 4, 5, 8), (2, 4, 5, 8)], {0, 1}, opset=23, is_causal=1),
+    _("Attention", [(2, 5, 32), (2, 7, 16), (2, 7, 16), (2, 1, 5, 7)], {0, 1}, opset=23,
+      q_num_heads=4, kv_num_heads=2),
+    _("MultiHeadAttention", [(2, 5, 32), (2, 7, 32), (2, 7, 32), weights(96), "", (1, 4, 5, 7)],
+      {0, 1}, MS, num_heads=4),
+    _("MultiHeadAttention", [(2, 5, 32), (2, 7, 32), (2, 7, 32), "",
+                             ("constant", np.ones((2, 7), np.int32))], {0, 1}, MS, num_heads=4),
+    _("MultiHeadAttention", [(2, 5, 32), (2, 5, 32), (2, 5, 32)], {0}, MS, num_heads=4,
+      unidirectional=1),
     *(_(f"Reduce{kind}", [SHAPE, ints(1)], {0, 2}) for kind in REDUCE.split()),
     _("ReduceSum", [SHAPE, ints(-2)], {0, 1}, keepdims=0),
     _("ReduceMean", [SHAPE], {0, 1}, axes=[1], keepdims=0, opset=13),
@@ -175,8 +226,19 @@ CASES = (
     _("Conv", [IMAGE, weights(4, 3, 1, 1)], {0}, strides=[5, 4], auto_pad="SAME_UPPER"),
     _("Conv", [(1, 2, 9), weights(3, 2, 4)], {2}, pads=[2, 1]),
     _("QLinearConv", QUANTISED, {0, 2, 3}, pads=[1, 2, 1, 0]),
-    _("QLinearConv", [np.empty((2, 12, 10, 3), np.uint8), *QUANTISED[1:]], {0, 1, 2}, MS,
-      pads=[1, 2, 1, 0], strides=[2, 1], channels_last=1),
+    _("QLinearConv", QUANTISED_LAST, {0, 1, 2}, MS, pads=[1, 2, 1, 0], strides=[2, 1],
+      channels_last=1),
+    _("ConvInteger", [BYTE_IMAGE, ("constant", np.arange(108, dtype=np.uint8).reshape(4, 3, 3, 3)),
+                      byte(2)], {0, 2, 3}, pads=[1, 2, 1, 0]),
+    _("QLinearAveragePool", [BYTE_IMAGE, *RESCALED], {0, 1, 2, 3}, MS, kernel_shape=[3, 2],
+      strides=[2, 1], pads=[1] * 4),
+    _("QLinearAveragePool", [PIXELS, *RESCALED], {0, 1, 2, 3}, MS, kernel_shape=[3, 3],
+      pads=[1] * 4, count_include_pad=1, channels_last=1),
+    _("QLinearAveragePool", [PIXELS, *RESCALED], set(), MS, kernel_shape=[3, 3], strides=[2, 2],
+      auto_pad="SAME_UPPER", channels_last=1),
+    _("NhwcMaxPool", [PIXELS], {0, 1, 2, 3}, MS, kernel_shape=[3, 3], strides=[2, 2],
+      pads=[1] * 4),
+    _("NhwcMaxPool", [PIXELS], set(), MS, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
     _("QLinearConv", QUANTISED, {0, 2, 3}, strides=[2, 3], auto_pad="SAME_UPPER"),
     _("FusedConv", [*CONV, weights(4)], {0, 2, 3}, MS, pads=[1] * 4, activation="Relu"),
     _("MaxPool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
@@ -210,6 +272,9 @@ CASES = (
     _("Gather", [SHAPE, ints(3, 1, 1)], {0, 1, 2}, axis=1),
     _("Gather", [SHAPE, ("constant", I64(2))], {0, 1}, axis=1),
     _("Gather", [(9, 4), np.zeros((2, 5), I64)], {0, 1, 2}),
+    _("GatherBlockQuantized", [("constant", np.arange(9 * 16, dtype=np.uint8).reshape(9, 16)),
+                               np.zeros((2, 5), I64), weights(9, 2)], {0, 1}, MS, bits=4,
+      block_size=16, quantize_axis=1),
     _("GatherElements", [(5, 7, 8), np.ones((4, 2, 8), I64)], {0, 2}, axis=1),
     _("ScatterElements", [(5, 7, 8), np.ones((5, 2, 8), I64), (5, 2, 8)], {0, 2}, axis=1,
       reduction="add"),
@@ -225,6 +290,10 @@ CASES = (
     _("Transpose", [SHAPE], {0, 1, 2}),
     _("Concat", [SHAPE, (4, 3, 8), (4, 1, 8)], {0, 1, 2}, axis=1),
     _("Concat", [(2, 3), (7, 3)], {0, 1}, axis=-2),
+    _("QLinearConcat", [number(0.2), byte(9), BYTES, number(0.1), byte(1),
+                        np.empty((4, 3, 8), np.uint8), number(0.3), byte(2),
+                        np.empty((4, 1, 8), np.uint8), number(0.2), byte(9)], {0, 1, 2}, MS,
+      axis=1),
     _("Split", [SHAPE], {0, 2}, axis=1, num_outputs=2, outputs=2),
     _("Slice", [SHAPE, ints(1), ints(5), ints(1)], {0, 1, 2}),
     _("Slice", [(9, 7), ints(-8, 1), ints(100, -1), ints(0, -1), ints(3, 2)], {0, 1}),

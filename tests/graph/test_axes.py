@@ -65,7 +65,7 @@ def test_parts_make_the_whole(case: Case) -> None:
     _same(graph, list(found.values()), 1)
 
 
-MOVES = [case for case in CASES if case.kind in ("Concat", "Pad", "Slice")]
+MOVES = [case for case in CASES if case.kind in ("Concat", "Pad", "QLinearConcat", "Slice")]
 
 
 @pytest.mark.parametrize("case", MOVES, ids=lambda case: case.kind)

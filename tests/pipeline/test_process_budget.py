@@ -159,7 +159,13 @@ def test_no_hint_is_beyond_what_the_original_takes(opens: bool, named: str, smal
     assert Refusal.of(known.error()).or_original(100, opens) is known
 
 
-@pytest.mark.parametrize(("fits", "named"), [(41, "1.000x (60 B, what"), (39, "0.975x (59 B")])
+@pytest.mark.parametrize(
+    ("fits", "named"),
+    [
+        (41, "1.000x (40 B for weights and values and 20 B beside them, what"),
+        (39, "0.975x (39 B for weights and values and 10 B beside them, the"),
+    ],
+)
 def test_no_share_in_a_hint_is_beyond_all_of_the_original(fits: int, named: str) -> None:
     """Whatever the session of a plan does without beside weights and values."""
     works = Works.found(fits + 10, fits=fits)
@@ -173,7 +179,8 @@ def test_a_hint_is_in_the_unit_that_was_asked_for() -> None:
     known = Refusal("no plan", "", proven=True, works=Works.found(100), smallest=100)
     assert known.in_unit(parse_budget(70), 200, 10) is known
     told = known.in_unit(parse_budget("0.3x"), 200, 10)
-    assert told.hint.startswith("--budget 0.450x (100 B, the smallest budget")
+    beside = "90 B for weights and values and 10 B beside them"
+    assert told.hint.startswith(f"--budget 0.450x ({beside}, the smallest budget")
     assert told.smallest == 100
     share = known.in_unit(parse_budget("1%"), 200, 10)
     assert "%" in share.hint
