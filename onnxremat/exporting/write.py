@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -413,12 +413,15 @@ def _is_to_compare(module: Any, wanted: bool | None) -> bool:
     if wanted is None and size > LARGE:
         _warn_not_compared(f"the parameters have {format_bytes(size)} (check=True does)")
         return False
+    if wanted is not False and tables_with(module, "max_norm"):
+        _warn_not_compared("its calls scale rows of embeddings down (max_norm)")
+        return False
     return bool(own) and wanted is not False
 
 
 def _check_training(
     module: Any, given: Arguments, model: onnx.ModelProto, resting: Mapping[str, Any],
-    told: Sequence[str],
+    told: Collection[str],
 ) -> None:  # fmt: skip
     """The step of the file has the module's gradients, but for parameters of which was told.
 
@@ -431,6 +434,7 @@ def _check_training(
     if found.failed:
         _warn_not_compared(found.failed)
         return
+    told = {*told, *(f"{name}.weight" for name in tables_with(module, "scale_grad_by_freq"))}
     rows = tuple(p for p in found.parameters if p.name not in told)
     replace(found, parameters=rows).require(
         "change the module: what code reads of a parameter (float(p), p.item(), p.data) is a "
