@@ -121,9 +121,7 @@ class _Sides:
         with holding(self.module, values):
             return by_autograd(self.module, call, self.resting)
 
-    def compared(
-        self, call: Arguments, values: Mapping[str, np.ndarray], want: Summed
-    ) -> Compared:
+    def compared(self, call: Arguments, values: Mapping[str, np.ndarray], want: Summed) -> Compared:
         """The file's step with these inputs and values of parameters."""
         result = self.step.run(call.arrays(), self.numbers.with_values(values))
         held = self.numbers.gather(result.gradients)

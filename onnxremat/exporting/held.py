@@ -107,7 +107,7 @@ class Numbers:
         """The trained tensors where these complete parameters have these values."""
         if not values:
             return dict(self._tensors)
-        made = {n: values[n] if n in values else v for n, v in self._tensors.items()}
+        made = {n: values.get(n, v) for n, v in self._tensors.items()}
         if not self._at:
             return made
         flat = [values.get(n, v).reshape(-1) for n, v in self.values.items()]

@@ -85,5 +85,3 @@ def _attributes(part: Any) -> tuple[Any, dict[str, Any], list[tuple[Any, Any]]]:
     own = dict(vars(part))
     held = [value for value in own.values() if isinstance(value, dict | set)]
     return part, own, [(value, value.copy()) for value in held]
-
-

@@ -1,5 +1,5 @@
-"""One number made of all outputs of a module, and its gradients: by autograd, and by a training step
-of the file."""
+"""One number made of all outputs of a module, and its gradients: by autograd, and by a training
+step of the file."""
 
 from __future__ import annotations
 
