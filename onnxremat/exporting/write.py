@@ -85,8 +85,7 @@ def from_torch(
     itself is left as it was, but for rows of embeddings with ``max_norm``, which its calls scale
     down. The model is compared with the module on the example inputs and returned only where their
     outputs agree, and the gradients of its training step with autograd's, with other values of the
-    parameters too: numbers that the code reads of a parameter (``float(p)``) are constants in a
-    file. That takes about as long as three training steps, and four times the parameters' memory.
+    parameters too. That takes about three training steps, and four times the parameters' memory.
 
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
     layers of an LSTM), and that of layers without an operator (Dropout2d, AlphaDropout) is not in
@@ -97,7 +96,7 @@ def from_torch(
     Warns:
         TrainingWarning: the module stops a part of a gradient where the model does not say so,
             makes one by a function with a backward of its own, or has a dropout layer that is left
-            out; or gradients were not compared, and why.
+            out; or why gradients were not compared.
 
     Args:
         module: a ``torch.nn.Module``.

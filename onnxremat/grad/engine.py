@@ -14,6 +14,7 @@ from onnx import TensorProto as T
 from onnxremat.grad import registry
 from onnxremat.grad.added import added
 from onnxremat.grad.call import Call
+from onnxremat.grad.fake_quantised import straight
 from onnxremat.grad.lowering.hidden import hiding, shown
 from onnxremat.grad.precision import NORMS, SINGLE
 from onnxremat.grad.roles import varying
@@ -41,7 +42,7 @@ class Backward:
 def dependents(ops: Sequence[Op], wanted: Collection[str], tape: Tape) -> set[str]:
     """Floating-point tensors that vary smoothly with a wanted one."""
     found = set(wanted)
-    for op in ops:
+    for op in straight(ops, tape.tensors):
         if registry.stops(op) or found.isdisjoint(op.reads):
             continue
         for name in op.writes:
@@ -104,7 +105,7 @@ class Walk:
         for name, cotangent in seeds.items():
             if name in smooth:
                 self._accumulate(name, cotangent)
-        for op in reversed(self._ops):
+        for op in reversed(straight(self._ops, self._tape.tensors)):
             # Outputs are done here: every reader comes later in the order and was visited.
             cotangents = tuple(self._total(name) for name in op.outputs)
             if any(cotangents) and not smooth.isdisjoint(op.reads) and not registry.stops(op):
