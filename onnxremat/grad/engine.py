@@ -14,7 +14,7 @@ from onnx import TensorProto as T
 from onnxremat.grad import registry
 from onnxremat.grad.added import added
 from onnxremat.grad.call import Call
-from onnxremat.grad.fake_quantised import straight
+from onnxremat.grad.fake_quantised import PAIR, is_pair, straight
 from onnxremat.grad.lowering.hidden import hiding, shown
 from onnxremat.grad.precision import NORMS, SINGLE
 from onnxremat.grad.roles import varying
@@ -128,7 +128,8 @@ class Walk:
         hides, variant = self._hiding.get(op.outputs[0]), self._variant_of(op)
         if hides is not None:  # and not made again from the input, without what hides rows
             variant = "output"
-        rule = registry.find(op, self._opsets, variant)
+        paired = is_pair(op, self._tape)
+        rule = PAIR if paired else registry.find(op, self._opsets, variant)
         start = len(self._tape.ops)
         with self._tape.scope(f"grad/{op.name}", "backward"):
             if hides is not None:

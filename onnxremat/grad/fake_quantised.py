@@ -13,6 +13,9 @@ from dataclasses import replace
 
 from onnx import TensorProto as T
 
+from onnxremat.grad.call import Call
+from onnxremat.grad.registry import NEWEST, Cotangents, Rule
+from onnxremat.grad.tape import FLOATS, Tape
 from onnxremat.graph.ir import Op, Tensor
 
 # The range of whole numbers, by the type of the zero point.
@@ -45,3 +48,46 @@ def _through(op: Op, makers: Mapping[str, Op], tensors: Mapping[str, Tensor]) ->
 
 def _setting(op: Op, default: int, name: str = "block_size") -> int:
     return next((a.i for a in op.node.attribute if a.name == name), default)
+
+
+def is_pair(op: Op, tape: Tape) -> bool:
+    """Whether :func:`straight` made an op of two."""
+    return op.op_type == "DequantizeLinear" and tape.dtype(op.inputs[0]) in FLOATS
+
+
+def _cotangents(call: Call) -> Cotangents:
+    """y = (q - z) s, q = round(x / s) + z, no smaller and no larger than its type has them. dx = dy
+    where round(x / s) + z is in that range, else 0.
+
+    Raises:
+        UnsupportedError: trained scales.
+    """
+    t, x = call.tape, call.x
+    if call.need(1):
+        raise call.unsupported("its scales are trained")
+    scale, zero = (_along(call, position) for position in (1, 2))
+    lowest, highest = RANGES[t.dtype(call.op.inputs[2])]
+    zero = t.cast(zero, t.dtype(x))
+    whole = t.op("Round", t.div(x, scale), shape=t.shape(x))
+    inside = t.op(
+        "And",
+        t.compare("GreaterOrEqual", whole, t.sub(float(lowest), zero)),
+        t.compare("LessOrEqual", whole, t.sub(float(highest), zero)),
+    )
+    return [t.mask(inside, call.dy), None, None]
+
+
+def _along(call: Call, position: int) -> str:
+    """A scale or zero point as it is broadcast against x."""
+    t, name = call.tape, call.op.inputs[position]
+    if t.size(name) == 1:
+        return t.reshape(name, ())
+    rank = t.rank(call.x)
+    axis = int(call.attribute("axis", 1)) % rank
+    return t.reshape(name, [t.size(name) if k == axis else 1 for k in range(rank)])
+
+
+PAIR = Rule(
+    "DequantizeLinear", "", 1, NEWEST, "", frozenset({"x0", "x1", "x2"}), _cotangents,
+    flat=frozenset({"x2"}),
+)  # fmt: skip

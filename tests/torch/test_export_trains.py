@@ -184,6 +184,34 @@ def test_values_that_a_module_cannot_have_are_left_out() -> None:
     onnxremat.from_torch(net, X, exporter="legacy")
 
 
+def test_fake_quantisation_has_the_gradient_of_pytorch(tmp_path: Path) -> None:
+    """Per channel and as a whole, with numbers outside the range."""
+
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.out = nn.Linear(6, 5), nn.Linear(5, 4)
+            self.register_buffer("scales", torch.tensor([0.002, 0.004, 0.003, 0.001, 0.002]))
+            self.register_buffer("zeros", torch.zeros(5, dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = torch.fake_quantize_per_channel_affine(
+                self.first.weight, self.scales, self.zeros, 0, -128, 127
+            )
+            h = nn.functional.linear(x, weight, self.first.bias)
+            return self.out(torch.fake_quantize_per_tensor_affine(h, 0.004, 120, 0, 255))
+
+    net, path = Quantised(), tmp_path / "net.onnx"
+    onnxremat.export(net, X, path, exporter="legacy")
+    found = onnxremat.check_export(net, path, X).require()
+    assert {p.name for p in found.parameters if p.trained} == {n for n, _ in net.named_parameters()}
+    net(X).sum().backward()
+    passed = net.first.weight.grad != 0
+    assert passed.any()
+    assert not passed.all()
+
+
 def test_what_is_not_compared_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "LARGE", 100)
     with pytest.warns(TrainingWarning, match=r"not compared with the module's: .*check=True"):

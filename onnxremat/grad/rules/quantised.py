@@ -1,14 +1,11 @@
-"""Products with weights that are whole numbers of few bits: gradients pass, weights stay. Numbers
-that are rounded to whole ones and back: gradients pass as if they were not."""
+"""Products with weights that are whole numbers of few bits: gradients pass, weights stay."""
 
 from __future__ import annotations
 
 from onnx import TensorProto as T
 
 from onnxremat.grad.call import Call
-from onnxremat.grad.fake_quantised import RANGES
 from onnxremat.grad.registry import Cotangents, vjp
-from onnxremat.grad.tape import FLOATS
 
 MICROSOFT = "com.microsoft"
 BYTE = 8
@@ -35,40 +32,6 @@ def few_bits(call: Call) -> Cotangents:
     if call.need(0):
         found[0] = t.matmul(call.dy, _weights(call))
     return found
-
-
-@vjp("DequantizeLinear", reads="x0 x1 x2", flat="x2")
-def fake_quantised(call: Call) -> Cotangents:
-    """y = (q - z) s, q = round(x / s) + z, no smaller and no larger than its type has them; x is
-    what the pair rounds (:func:`onnxremat.grad.fake_quantised.straight`). dx = dy where
-    round(x / s) + z is in that range, else 0.
-
-    Raises:
-        UnsupportedError: trained scales, or whole numbers that nothing in the model has rounded.
-    """
-    t, x = call.tape, call.x
-    if t.dtype(x) not in FLOATS or call.need(1):
-        raise call.unsupported("its scales are trained")
-    scale, zero = (_along(call, position) for position in (1, 2))
-    lowest, highest = RANGES[t.dtype(call.op.inputs[2])]
-    zero = t.cast(zero, t.dtype(x))
-    whole = t.op("Round", t.div(x, scale), shape=t.shape(x))
-    inside = t.op(
-        "And",
-        t.compare("GreaterOrEqual", whole, t.sub(float(lowest), zero)),
-        t.compare("LessOrEqual", whole, t.sub(float(highest), zero)),
-    )
-    return [t.mask(inside, call.dy), None, None]
-
-
-def _along(call: Call, position: int) -> str:
-    """A scale or zero point as it is broadcast against x."""
-    t, name = call.tape, call.op.inputs[position]
-    if t.size(name) == 1:
-        return t.reshape(name, ())
-    rank = t.rank(call.x)
-    axis = int(call.attribute("axis", 1)) % rank
-    return t.reshape(name, [t.size(name) if k == axis else 1 for k in range(rank)])
 
 
 def _weights(call: Call) -> str:
