@@ -86,7 +86,6 @@ def from_torch(
     down. The model is compared with the module on the example inputs and returned only where their
     outputs agree, and the gradients of its training step with autograd's, with other values of the
     parameters too. That takes about three training steps, and four times the parameters' memory.
-
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
     layers of an LSTM), and that of layers without an operator (Dropout2d, AlphaDropout) is not in
     the model. Parameters that only get a gradient through
@@ -95,14 +94,13 @@ def from_torch(
 
     Warns:
         TrainingWarning: the module stops a part of a gradient where the model does not say so,
-            makes one by a function with a backward of its own, or has a dropout layer that is left
-            out; or why gradients were not compared.
+            makes one by a function of its own, or has a dropout layer that is left out; or why
+            gradients were not compared.
 
     Args:
         module: a ``torch.nn.Module``.
         example_inputs: a tensor, a tuple of tensors, or a dict of tensors by argument name.
-        dynamic_batch: leave the first dimension open, of all inputs that have the batch size of
-            the first.
+        dynamic_batch: leave the first dimension open, of all inputs with the first one's size.
         opset: of the model; by default the exporter's.
         exporter: ``dynamo`` (torch.export), ``legacy`` (torch.jit.trace), or ``auto``: the first,
             and the second where the first fails.
