@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from torch import nn
 
 import onnxremat
-from onnxremat.errors import TrainingWarning, VerificationError
+from onnxremat.errors import TrainingWarning, UsageError, VerificationError
 from onnxremat.exporting import write
 from onnxremat.exporting.check import ExportCheck
 from onnxremat.exporting.moved import holding, moved
@@ -227,6 +227,12 @@ def test_a_module_without_a_step_is_exported_and_told(monkeypatch: pytest.Monkey
     monkeypatch.setattr(write, "check_model", lambda *_: nothing)
     with pytest.warns(TrainingWarning, match=r"not compared with the module's: no gradients: Odd"):
         assert onnxremat.from_torch(EqualNumber(), X).graph.node
+
+
+def test_what_was_traced_is_refused_with_a_reason() -> None:
+    net = EqualNumber()
+    with pytest.raises(UsageError, match="scripted or traced already"):
+        onnxremat.from_torch(torch.jit.trace(net, X), X)
 
 
 def _written(net: nn.Module, path: Path, x: torch.Tensor = X, **wanted: Any) -> Path:
