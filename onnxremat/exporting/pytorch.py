@@ -44,19 +44,13 @@ def need_module(module: Any) -> Any:
     """The module.
 
     Raises:
-        UsageError: it is none, or scripted, or its lazy layers have no parameters yet.
+        UsageError: it is none, or its lazy layers have no parameters yet.
         MissingComponentError: PyTorch is not installed.
     """
     torch = need_torch()
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"a {type(module).__name__} is no torch.nn.Module", hint="give the module itself"
-        )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UsageError(
-            f"a {type(module).__name__} was scripted or traced already",
-            why="what is exported is the Python code of a module",
-            hint="give the module that it was made of",
         )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):

@@ -311,8 +311,15 @@ def _warn_of_tables(module: Any) -> None:
 
 def _require_real(module: Any) -> None:
     """Raises:
+    UsageError: the module has no Python code any more.
     UnsupportedError: a parameter that is trained is complex.
     """
+    if isinstance(module, need_torch().jit.ScriptModule):
+        raise UsageError(
+            f"a {type(module).__name__} was scripted or traced already",
+            why="what is exported is the Python code of a module",
+            hint="give the module that it was made of",
+        )
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
             raise UnsupportedError(
