@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxremat.errors import OnnxrematError, UsageError, VerificationError
-from onnxremat.exporting.held import Gathered, Numbers
+from onnxremat.exporting.compare import Compared, compared, rounding_of
 from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
     arguments,
     at_rest,
-    backward,
     facts_of,
     need_module,
     need_torch,
-    outputs_of,
-    set_modes,
     untouched,
     values_of,
 )
-from onnxremat.exporting.run import run_file
-from onnxremat.grad import differentiate, training_of
-from onnxremat.grad.description import Variable
 from onnxremat.grad.exported.given import Given, matched
 from onnxremat.grad.exported.listed import Parameters
 from onnxremat.graph.onnx_io import read_model
-from onnxremat.ort.infer import bind
-from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.training.state import FirstValues, input_types
 
 EXACT = 1e-4  # of a gradient's norm
-TOLD = 0.9  # of a parameter's elements with a gradient: trained as a whole
-VANISHING = 1e-6  # of the largest gradient's norm: smaller ones are 0 in exact arithmetic
-HALF = 2e-2, 2e-3  # both in half precision, whose numbers are 1e-3 apart
-DRAWS = 3  # inputs: a rectifier within rounding of 0 is so for one, a wrong gradient for all
+CONSTANT = "the file has a constant in the place of one, or one in the place of a constant"
 ROWS, WORDS = 2, 2  # made-up inputs: of an open dimension, and below which integers are
-TOTAL, SEED_PREFIX = "onnxremat_total", "/onnxremat_cotangent_"
 
 
 @dataclass(frozen=True)
@@ -62,6 +49,8 @@ class Checked:
         under: tensors of the file that hold it under other names: transposed, say.
         copied: whether the step trains an element of it twice, so that the copies drift apart.
         allowed: error that rounding may make.
+        at_export: its error with the values that parameters have, where ``error`` is one with other
+            values, and wrong; else None.
     """
 
     name: str
@@ -72,6 +61,7 @@ class Checked:
     under: tuple[str, ...] = ()
     copied: bool = False
     allowed: float = EXACT
+    at_export: float | None = None
 
     @property
     def problem(self) -> str:
@@ -87,7 +77,10 @@ class Checked:
         if self.trained and not self.wanted:
             return "trained, though the module does not train it"
         if self.error is not None and not self.error <= self.allowed:
-            return f"its gradient is off by {self.error:.1e}"
+            off = f"its gradient is off by {self.error:.1e}"
+            if self.at_export is None or not self.at_export <= self.allowed:
+                return off
+            return off + " once parameters have other values, for " + CONSTANT
         return ""
 
 
@@ -99,26 +92,31 @@ class ExportCheck:
         parameters: every parameter of the module.
         others: what the file trains by default that is no parameter.
         failed: why no gradients could be compared, "" where they were.
+        outputs: what is wrong with the outputs, "" where nothing is.
     """
 
     parameters: tuple[Checked, ...]
     others: tuple[str, ...] = ()
     failed: str = ""
+    outputs: str = ""
 
     @property
     def problems(self) -> list[str]:
         """One line each."""
         found = [f"{p.name}: {p.problem}" for p in self.parameters if p.problem]
         found += [f"{name}: trained, but no parameter of the module" for name in self.others]
-        return [*([self.failed] if self.failed else []), *found]
+        return [*(line for line in (self.failed, self.outputs) if line), *found]
 
     @property
     def ok(self) -> bool:
         """Whether the file trains what the module trains, with the same gradients."""
         return not self.problems
 
-    def require(self) -> ExportCheck:
+    def require(self, hint: str = "export it with onnxremat.export") -> ExportCheck:
         """Itself.
+
+        Args:
+            hint: of the error, what to do.
 
         Raises:
             VerificationError: something is wrong.
@@ -128,7 +126,7 @@ class ExportCheck:
         raise VerificationError(
             "the file does not train as the module does",
             why="; ".join(self.problems[:5]) + ("; ..." if len(self.problems) > 5 else ""),
-            hint="export it with onnxremat.export",
+            hint=hint,
         )
 
     def __str__(self) -> str:
@@ -143,7 +141,7 @@ class ExportCheck:
             told += f"  as {', '.join(p.under)}" * bool(p.under and not p.stored)
             rows.append(f"{p.name:{width}}  {stored:7}  {trained:7}  {error:14}{told}".rstrip())
         rows += [f"{name}  trained, but no parameter of the module" for name in self.others]
-        return "\n".join([*rows, *([self.failed] if self.failed else [])])
+        return "\n".join([*rows, *(line for line in (self.failed, self.outputs) if line)])
 
 
 def check_export(
@@ -153,7 +151,9 @@ def check_export(
 
     The loss is the sum of all outputs, each element times a random number. Dropout is off on both
     sides, batch normalization normalises by the batch, where it is not frozen, nor in eval mode
-    inside a module in training mode. The module is left as it was.
+    inside a module in training mode. Parameters have other values than those of the export, up to a
+    tenth larger or smaller, as far as the file has each of their numbers as it is. The module is
+    left as it was.
 
     Args:
         module: the ``torch.nn.Module`` that was exported.
@@ -168,29 +168,29 @@ def check_export(
     need_module(module)
     model = read_model(path)
     onnx.load_external_data_for_model(model, str(Path(path).parent))
-    given = _inputs(module, model, example_inputs)
-    facts = facts_of(module)
     with untouched(module):
-        values, resting = values_of(module), at_rest(module)
-        own = {name: values[name] for name in (*facts.trained, *facts.frozen)}
-        stored = {t.name: t for t in model.graph.initializer}
-        whole = {name for name, v in values.items() if _same(stored.get(name), v)}
-        try:
-            found = _best_errors(module, model, given, Numbers(own), resting)
-        except OnnxrematError as error:
-            found = _Found(failed=f"no gradients: {error.what} ({error.why})")
-    return _told(facts, found, whole, own, _renamed(model, own))
+        given = _inputs(module, model, example_inputs)
+        return check_model(module, model, given, at_rest(module))
 
 
-@dataclass
-class _Found:
-    """Error per parameter with a part in the outputs, what is trained whole and how, and why
-    nothing was compared."""
+def check_model(
+    module: Any, model: onnx.ModelProto, given: Arguments, resting: Mapping[str, Any]
+) -> ExportCheck:
+    """Compare a model with its module (:func:`check_export`), whose modes, buffers and random
+    numbers this changes.
 
-    errors: dict[str, float | None] = field(default_factory=dict)
-    trained: set[str] = field(default_factory=set)
-    gathered: Gathered = field(default_factory=Gathered)
-    failed: str = ""
+    Args:
+        resting: parts that stay in eval mode.
+    """
+    facts, values = facts_of(module), values_of(module)
+    own = {name: values[name] for name in (*facts.trained, *facts.frozen)}
+    stored = {t.name: t for t in model.graph.initializer}
+    whole = {name for name, v in values.items() if _same(stored.get(name), v)}
+    try:
+        found = compared(module, model, given, own, resting)
+    except OnnxrematError as error:
+        found = Compared(failed=f"no gradients: {error.what} ({error.why})")
+    return _told(facts, found, whole, own, model)
 
 
 def _renamed(
@@ -206,11 +206,17 @@ def _renamed(
 
 
 def _told(
-    facts: Parameters, found: _Found, whole: set[str], own: Mapping[str, np.ndarray],
-    renamed: Mapping[str, tuple[str, ...]],
+    facts: Parameters, found: Compared, whole: set[str], own: Mapping[str, np.ndarray],
+    model: onnx.ModelProto,
 ) -> ExportCheck:  # fmt: skip
     """Parameters without a part in the outputs are not listed: neither side trains them."""
-    failed, under = bool(found.failed), found.gathered.under
+    failed, under = bool(found.failed), found.under
+    names = [
+        name
+        for name in (*facts.trained, *facts.frozen)
+        if failed or name in found.errors or name in under or name in facts.frozen
+    ]
+    renamed = _renamed(model, own) if {*names} - whole - {*under} else {}
     rows = [
         Checked(
             name,
@@ -219,13 +225,22 @@ def _told(
             name in facts.trained,
             found.errors.get(name),
             tuple(n for n in under.get(name, renamed.get(name, ())) if n != name),
-            name in found.gathered.copied,
-            _rounding(own[name])[0],
+            name in found.copied,
+            found.allowed.get(name, rounding_of(own[name])[0]),
+            found.at_export.get(name),
         )
-        for name in (*facts.trained, *facts.frozen)
-        if failed or name in found.errors or name in under or name in facts.frozen
+        for name in names
     ]
-    return ExportCheck(tuple(rows), tuple(sorted(found.gathered.others)), found.failed)
+    return ExportCheck(tuple(rows), tuple(sorted(found.others)), found.failed, _outputs(found))
+
+
+def _outputs(found: Compared) -> str:
+    if found.total <= found.total_allowed:
+        return ""
+    off = f"the outputs are off by {found.total:.1e} of their norm"
+    if not found.total_at_export <= found.total_allowed:
+        return off
+    return off + " once parameters have other values, for " + CONSTANT
 
 
 def _same(tensor: onnx.TensorProto | None, value: np.ndarray) -> bool:
@@ -260,139 +275,3 @@ def _inputs(module: Any, model: onnx.ModelProto, given: Inputs) -> Arguments:
         )
         tensors.append(torch.from_numpy(np.asarray(drawn).astype(dtype)))
     return Arguments(tuple(tensors), {}, tuple(names))
-
-
-def _best_errors(
-    module: Any, model: onnx.ModelProto, given: Arguments, numbers: Numbers,
-    resting: Mapping[str, Any],
-) -> _Found:  # fmt: skip
-    """The errors are the least over draws of the inputs that were needed."""
-    found = _Found()
-    for draw in range(DRAWS):
-        call = _drawn(given, draw)
-        found.gathered = numbers.gather(*_by_onnxruntime(model, module, call))
-        ours, want = found.gathered.gradients, _by_autograd(module, call, resting)
-        found.trained = {n for n in ours if n not in want or _whole(ours[n], want[n])}
-        largest = max((float(np.linalg.norm(g)) for g in want.values()), default=1.0)
-        for name, gradient in want.items():
-            error = _error(ours.get(name), gradient, largest, _rounding(numbers.values[name]))
-            known = found.errors.get(name)
-            found.errors[name] = error if known is None or error is None else min(known, error)
-        allowed = {name: _rounding(numbers.values[name])[0] for name in found.errors}
-        if all(error is None or error <= allowed[n] for n, error in found.errors.items()):
-            break
-    return found
-
-
-def _whole(ours: np.ndarray, want: np.ndarray) -> bool:
-    """Most elements with a gradient are trained; equal numbers cannot be told apart."""
-    needed = want != 0
-    return not needed.any() or bool((~np.isnan(ours[needed])).mean() > TOLD)
-
-
-def _rounding(value: np.ndarray) -> tuple[float, float]:
-    """What rounding may make of a gradient's norm, and of one that is 0, of the largest one's."""
-    return HALF if value.dtype == np.float16 else (EXACT, VANISHING)
-
-
-def _error(
-    ours: np.ndarray | None, want: np.ndarray, largest: float, rounding: tuple[float, float]
-) -> float | None:
-    if ours is None:
-        return None
-    exact, vanishing = rounding
-    size = max(float(np.linalg.norm(want)), vanishing * largest / exact, 1e-30)
-    return float(np.linalg.norm(np.where(np.isnan(ours), 0.0, ours - want)) / size)
-
-
-def _drawn(given: Arguments, draw: int) -> Arguments:
-    """The inputs, or floating-point ones near them."""
-    if draw == 0:
-        return given
-    torch, random = need_torch(), np.random.default_rng(draw)
-
-    def near(t: Any) -> Any:
-        if not t.is_floating_point():
-            return t
-        noise = torch.from_numpy(random.standard_normal(tuple(t.shape))).to(t)
-        return t + 0.1 * t.std(unbiased=False) * noise
-
-    return given.with_tensors([near(t) for t in given.tensors])
-
-
-def _by_autograd(
-    module: Any, given: Arguments, resting: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-    """In float64 arrays; parameters without a part in the outputs are left out."""
-    torch = need_torch()
-    set_modes(module, batch_norm=True, resting=resting)
-    with torch.enable_grad():
-        total: Any = 0.0
-        outputs = [y for y in outputs_of(module, given) if torch.is_tensor(y)]
-        for k, y in enumerate(outputs):
-            if y.is_floating_point():
-                seed = torch.from_numpy(_cotangent(k, tuple(y.shape))).to(y.device)
-                total = total + (y * seed).sum()  # of the wider type, as in ``_with_total``
-    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-    if not named or not torch.is_tensor(total) or not total.requires_grad:
-        return {}
-    found = backward(module, total, [p for _, p in named])
-    set_modes(module)
-    return {
-        name: g.detach().to_dense().cpu().double().numpy()
-        for (name, _), g in zip(named, found, strict=True)
-        if g is not None
-    }
-
-
-def _cotangent(k: int, shape: tuple[int, ...]) -> np.ndarray:
-    return np.random.default_rng(100 + k).standard_normal(shape).astype(np.float32)
-
-
-def _by_onnxruntime(
-    model: onnx.ModelProto, module: Any, given: Arguments
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], dict[str, str]]:
-    """Value and gradient of every trained tensor, and what the module calls them."""
-    torch = need_torch()
-    set_modes(module)
-    with torch.no_grad():
-        outputs = [y for y in outputs_of(module, given) if torch.is_tensor(y)]
-        shapes = [tuple(y.shape) if y.is_floating_point() else None for y in outputs]
-    arrays = given.arrays()
-    bound = bind(model, {name: array.shape for name, array in arrays.items()})
-    step = differentiate(
-        _with_total(bound, shapes), loss_output=TOTAL, optimizer=None, dropout=False
-    )
-    about = training_of(step)
-    types, first = input_types(step), FirstValues(model, step)
-    names = [name for name, _ in about.gradients]
-    feeds = {name: first.of(Variable(name, "", "model"), *types[name]) for name in names}
-    feeds |= {name: array for name, array in arrays.items() if name in types}
-    session = open_session(step, session_options(Options(threads=1, pattern=False)))
-    results = run_file(session, [gradient for _, gradient in about.gradients], feeds)
-    labels = {weight.name: weight.label for weight in about.weights if weight.label}
-    return {name: (feeds[name], g) for name, g in zip(names, results, strict=True)}, labels
-
-
-def _with_total(model: onnx.ModelProto, shapes: list[tuple[int, ...] | None]) -> onnx.ModelProto:
-    """The model with one more output: all outputs, each element times a random number, summed."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    graph, parts = made.graph, []
-    for k, (value, shape) in enumerate(zip(model.graph.output, shapes, strict=False)):
-        if shape is None:
-            continue
-        name = f"{SEED_PREFIX}{k}"
-        # In a node, as constants of the code are, so that nobody takes it for a parameter.
-        seed = numpy_helper.from_array(_cotangent(k, shape), name)
-        graph.node.append(helper.make_node("Constant", [], [name], value=seed))
-        wide = f"{name}_wide"
-        graph.node.append(helper.make_node("Cast", [value.name], [wide], to=TensorProto.FLOAT))
-        graph.node.append(helper.make_node("Mul", [wide, name], [f"{name}_part"]))
-        graph.node.append(
-            helper.make_node("ReduceSum", [f"{name}_part"], [f"{name}_sum"], keepdims=0)
-        )
-        parts.append(f"{name}_sum")
-    graph.node.append(helper.make_node("Sum", parts, [TOTAL]))
-    graph.output.append(helper.make_tensor_value_info(TOTAL, TensorProto.FLOAT, []))
-    return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import permutations
 
 import numpy as np
@@ -34,64 +35,123 @@ class Gathered:
 
 
 class Numbers:
-    """All numbers of a module's parameters.
+    """All numbers of a module's parameters, and where a file's trained tensors hold them.
 
     Args:
         values: per parameter.
+        tensors: what the file trains, by name.
+        labels: what tensors with names of the exporter's are called in the module, as far as
+            the file says: one parameter, several with commas, or more or less.
+
+    Attributes:
+        under: trained tensors that hold a part of a parameter, by its name.
+        others: trained tensors with numbers of no parameter.
     """
 
-    def __init__(self, values: Mapping[str, np.ndarray]) -> None:
-        self.values = values
-        ends = np.cumsum([0, *(v.size for v in values.values())])
-        self._start = dict(zip(values, ends, strict=False))
-        self._size = int(ends[-1])
-        flat = [np.asarray(v, np.float32).reshape(-1) for v in values.values()]
-        every = np.concatenate([*flat, np.empty(0, np.float32)])
-        self._order = np.argsort(every, kind="stable")
-        self._sorted = every[self._order]
-
-    def gather(
+    def __init__(
         self,
-        tensors: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        values: Mapping[str, np.ndarray],
+        tensors: Mapping[str, np.ndarray],
         labels: Mapping[str, str] | None = None,
-    ) -> Gathered:
-        """Add up the gradients of trained tensors (value and gradient by name) at the elements
-        that their numbers come from.
-
-        Args:
-            labels: what tensors with names of the exporter's are called in the module, as far as
-                the file says: one parameter, several with commas, or more or less.
-        """
-        total, times = np.zeros(self._size), np.zeros(self._size, np.int64)
-        found, others, taken = Gathered(), [], {*tensors}.intersection(self.values)
-        for name, (value, gradient) in tensors.items():
-            places = self._places(name, value, (labels or {}).get(name, ""), taken)
-            if places is None:
-                others.append(name)
-                continue
-            known = places >= 0
-            np.add.at(total, places[known], gradient.reshape(-1)[known].astype(np.float64))
-            np.add.at(times, places[known], 1)
-            for owner in self._owners(places[known]):
+    ) -> None:
+        self.values, self._tensors = values, tensors
+        ends = np.cumsum([0, *(v.size for v in values.values())])
+        self._start = dict(zip(values, (int(end) for end in ends), strict=False))
+        self._size = int(ends[-1])
+        self.under: dict[str, tuple[str, ...]] = {}
+        self._at: dict[str, np.ndarray] = {}  # of tensors that are no parameter as a whole
+        others, taken = [], {name for name in tensors if self._is_whole(name)}
+        for name, value in tensors.items():
+            owners = [name]
+            if not self._is_whole(name):
+                places = self._places(value, (labels or {}).get(name, ""), taken)
+                if places is None:
+                    others.append(name)
+                    continue
+                self._at[name] = places
+                owners = self._owners(places[places >= 0])
+            for owner in owners:
                 taken.add(owner)
-                found.under[owner] = (*found.under.get(owner, ()), name)
+                self.under[owner] = (*self.under.get(owner, ()), name)
+        self.others = tuple(others)
+
+    def gather(self, gradients: Mapping[str, np.ndarray]) -> Gathered:
+        """Add up the gradients of trained tensors at the elements that their numbers come from."""
+        found = Gathered(under=self.under, others=self.others)
+        shared = {owner for owner, names in self.under.items() if names != (owner,)}
+        if not shared:
+            found.gradients = {name: gradients[name] for name in self.under}
+            return found
+        times, total = self._times(), np.zeros(self._size)
+        for name, gradient in gradients.items():
+            if name in self._at:
+                known = self._at[name] >= 0
+                added = gradient.reshape(-1)[known].astype(np.float64)
+                np.add.at(total, self._at[name][known], added)
+            elif name not in self.others:
+                total[self._own(name)] += gradient.reshape(-1)
         total[times == 0] = np.nan
-        for name in found.under:
-            own = slice(self._start[name], self._start[name] + self.values[name].size)
-            found.gradients[name] = total[own].reshape(self.values[name].shape)
-            if (times[own] > 1).any():
-                found.copied.add(name)
-        found.others = tuple(others)
+        for name in self.under:
+            found.gradients[name] = total[self._own(name)].reshape(self.values[name].shape)
+        found.copied = {name for name in self.under if (times[self._own(name)] > 1).any()}
         return found
 
-    def _places(
-        self, name: str, value: np.ndarray, label: str, taken: Collection[str]
-    ) -> np.ndarray | None:
+    def complete(self) -> list[str]:
+        """Parameters of which trained tensors hold every element."""
+        if not self._at:
+            return [*self.under]
+        times = self._times()
+        return [name for name in self.under if times[self._own(name)].all()]
+
+    def with_values(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The trained tensors where these complete parameters have these values."""
+        if not values:
+            return dict(self._tensors)
+        made = {n: values.get(n, v) for n, v in self._tensors.items()}
+        if not self._at:
+            return made
+        flat = [values.get(n, v).reshape(-1) for n, v in self.values.items()]
+        every = np.concatenate([np.asarray(v, np.float32) for v in flat])
+        changed = np.concatenate([np.full(v.size, n in values) for n, v in self.values.items()])
+        for name, places in self._at.items():
+            old = self._tensors[name]
+            new = np.where((places >= 0) & changed[places], every[places], old.reshape(-1))
+            made[name] = new.reshape(old.shape).astype(old.dtype)
+        return made
+
+    def _is_whole(self, name: str) -> bool:
+        whole = self.values.get(name)
+        return whole is not None and whole.shape == self._tensors[name].shape
+
+    def _own(self, name: str) -> slice:
+        return slice(self._start[name], self._start[name] + self.values[name].size)
+
+    def _times(self) -> np.ndarray:
+        """How often each number is trained."""
+        times = np.zeros(self._size, np.int32)
+        for name in self._tensors:
+            if name in self._at:
+                np.add.at(times, self._at[name][self._at[name] >= 0], 1)
+            elif name not in self.others:
+                times[self._own(name)] += 1
+        return times
+
+    @cached_property
+    def _ranked(self) -> tuple[np.ndarray, np.ndarray]:
+        """Places of all numbers in the order of their size, and the numbers in this order."""
+        return self._rank([*self.values])
+
+    def _rank(self, names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        parts = [self._start[n] + np.arange(self.values[n].size) for n in names]
+        flat = [np.asarray(self.values[n], np.float32).reshape(-1) for n in names]
+        order = np.concatenate([*parts, np.empty(0, np.int64)])
+        numbers = np.concatenate([*flat, np.empty(0, np.float32)])
+        rank = np.argsort(numbers, kind="stable")
+        return order[rank], numbers[rank]
+
+    def _places(self, value: np.ndarray, label: str, taken: Collection[str]) -> np.ndarray | None:
         """Where each number of a tensor is among all numbers; -1 where several are equal to it,
         None where most are none of them."""
-        whole = self.values.get(name)
-        if whole is not None and whole.shape == value.shape:
-            return self._start[name] + np.arange(value.size)
         for names, sure in self._likely(label, taken):
             found = self._transposed(value, names, sure)
             if found is None:
@@ -114,14 +174,8 @@ class Numbers:
 
     def _among(self, value: np.ndarray, names: list[str]) -> np.ndarray | None:
         """By numbers that occur once in some parameters; None where most are not there."""
-        order, numbers = self._order, self._sorted
-        if len(names) < len(self.values):
-            parts = [self._start[n] + np.arange(self.values[n].size) for n in names]
-            order = np.concatenate([*parts, np.empty(0, np.int64)])
-            flat = [np.asarray(self.values[n], np.float32).reshape(-1) for n in names]
-            numbers = np.concatenate([*flat, np.empty(0, np.float32)])
-            rank = np.argsort(numbers, kind="stable")
-            order, numbers = order[rank], numbers[rank]
+        whole = len(names) == len(self.values)
+        order, numbers = self._ranked if whole else self._rank(names)
         if not numbers.size:
             return None
         flat_value = np.asarray(value, np.float32).reshape(-1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from onnxremat.errors import (
     UsageError,
     VerificationError,
 )
+from onnxremat.exporting.check import check_model
 from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
@@ -50,11 +52,13 @@ from onnxremat.graph.atomic import check_writable
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.graph.temporary import scratch_folder
 from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.units import format_bytes
 
 EXPORTERS = {"dynamo": by_dynamo, "legacy": by_tracing}
 # Of the largest element of an output: what another order of float32 sums may make of a deep net.
 ALLOWED, HALF = 1e-3, 2e-2  # in half precision, whose numbers are 1e-3 apart
 SAME = 1e-4  # of the largest element of a gradient
+LARGE = 1 << 30  # bytes of parameters, beyond which gradients are compared if asked
 
 
 def from_torch(
@@ -67,6 +71,7 @@ def from_torch(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dropout: bool = True,
+    check: bool | None = None,
 ) -> onnx.ModelProto:
     """The ONNX model of a PyTorch module, in which every parameter can be trained::
 
@@ -79,8 +84,8 @@ def from_torch(
     in the metadata, under ``onnxremat.parameters``, which ``differentiate`` reads. The module
     itself is left as it was, but for rows of embeddings with ``max_norm``, which its calls scale
     down. The model is compared with the module on the example inputs and returned only where their
-    outputs agree.
-
+    outputs agree, and the gradients of its training step with autograd's, with other values of the
+    parameters too. That takes about three training steps, and four times the parameters' memory.
     Dropout that a module applies by a function call, with ``self.training`` (in attention, between
     layers of an LSTM), and that of layers without an operator (Dropout2d, AlphaDropout) is not in
     the model. Parameters that only get a gradient through
@@ -89,26 +94,26 @@ def from_torch(
 
     Warns:
         TrainingWarning: the module stops a part of a gradient where the model does not say so,
-            makes one by a function with a backward of its own, or has a dropout layer that is left
-            out.
+            makes one by a function of its own, or has a dropout layer that is left out; or why
+            gradients were not compared.
 
     Args:
         module: a ``torch.nn.Module``.
         example_inputs: a tensor, a tuple of tensors, or a dict of tensors by argument name.
-        dynamic_batch: leave the first dimension open, of all inputs that have the batch size of
-            the first.
+        dynamic_batch: leave the first dimension open, of all inputs with the first one's size.
         opset: of the model; by default the exporter's.
         exporter: ``dynamo`` (torch.export), ``legacy`` (torch.jit.trace), or ``auto``: the first,
             and the second where the first fails.
         input_names: by default those of ``forward``.
         output_names: by default the exporter's.
         dropout: keep dropout layers.
+        check: compare gradients; by default unless the parameters are larger than 1 GiB.
 
     Raises:
         MissingComponentError: PyTorch is not installed, or the dynamo exporter's onnxscript.
         UsageError: no module, no tensors, or an unknown exporter.
         UnsupportedError: PyTorch cannot export the module, or did not keep a parameter.
-        VerificationError: the model computes something else than the module.
+        VerificationError: the model computes something else than the module, or trains otherwise.
     """
     need_module(module)
     if exporter not in (*EXPORTERS, "auto"):
@@ -117,6 +122,7 @@ def from_torch(
     given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
+    resting = at_rest(module)
     for name in EXPORTERS if exporter == "auto" else (exporter,):
         with scratch_folder() as folder, untouched(module):
             try:
@@ -128,7 +134,10 @@ def from_torch(
                     name_outputs(model.graph, output_names)
                     return model
 
-                return _exported(module, given, batched, dropout, name, run)
+                model, told = _exported(module, given, batched, dropout, name, run)
+                if _is_to_compare(module, check):
+                    _check_training(module, given, model, resting, told)
+                return model
             except OnnxrematError as error:
                 refusals.append(error)
     raise _of_both(*refusals) if len(refusals) > 1 else refusals[0]
@@ -175,8 +184,9 @@ def export(
 def _exported(
     module: Any, given: Arguments, batched: Sequence[str], dropout: bool, exporter: str,
     run: Callable[[], onnx.ModelProto],
-) -> onnx.ModelProto:  # fmt: skip
-    """What one exporter makes of the module, restored, simplified, and compared with it.
+) -> tuple[onnx.ModelProto, list[str]]:  # fmt: skip
+    """What one exporter makes of the module, restored, simplified, and compared with it; and the
+    parameters that are known to have other gradients.
 
     Args:
         run: the exporter; returns what it wrote.
@@ -199,7 +209,7 @@ def _exported(
     kept = {*facts.trained, *facts.frozen}
     kept |= {name for name in facts.buffers if values[name].dtype.kind == "f"}
     smaller = restored(simplified(model, kept), facts, values, needed)
-    _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
+    told = _warn_of_stops(module, given, gradients, {*facts.trained}, exporter)
     if dropout:
         _warn_of_dropouts(module)
         _warn_of_draws(drawn_in_training(module, given, resting))
@@ -209,8 +219,8 @@ def _exported(
         _check(module, given, smaller, batched)
     except OnnxrematError:  # what was exported may still be right
         _check(module, given, model, batched)
-        return model
-    return smaller
+        return model, told
+    return smaller, told
 
 
 def _reason(error: BaseException) -> str:
@@ -301,8 +311,15 @@ def _warn_of_tables(module: Any) -> None:
 
 def _require_real(module: Any) -> None:
     """Raises:
+    UsageError: the module has no Python code any more.
     UnsupportedError: a parameter that is trained is complex.
     """
+    if isinstance(module, need_torch().jit.ScriptModule):
+        raise UsageError(
+            f"a {type(module).__name__} was scripted or traced already",
+            why="what is exported is the Python code of a module",
+            hint="give the module that it was made of",
+        )
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.is_complex():
             raise UnsupportedError(
@@ -316,7 +333,7 @@ def _require_real(module: Any) -> None:
 def _warn_of_stops(
     module: Any, given: Arguments, real: Mapping[str, np.ndarray], trained: set[str],
     exporter: str,
-) -> None:  # fmt: skip
+) -> list[str]:  # fmt: skip
     """Name parameters whose gradient by a file of this exporter is not the module's, as the file
     does not say what the module does with it."""
     how = "makes the gradients of {} parameters otherwise than a file can say"
@@ -339,6 +356,7 @@ def _warn_of_stops(
             TrainingWarning,
             stacklevel=2,
         )
+    return names
 
 
 def _batched(given: Arguments) -> tuple[str, ...]:
@@ -390,6 +408,50 @@ def _check(module: Any, given: Arguments, model: onnx.ModelProto, batched: Seque
                     hint="a random operator, or control flow that depends on data: "
                     "try the other exporter",
                 )
+
+
+def _is_to_compare(module: Any, wanted: bool | None) -> bool:
+    """Whether there are gradients, and they are compared."""
+    own = [p for p in module.parameters() if p.requires_grad]
+    size = sum(p.numel() * p.element_size() for p in own)
+    if wanted is None and size > LARGE:
+        _warn_not_compared(f"the parameters have {format_bytes(size)} (check=True does)")
+        return False
+    if wanted is not False and tables_with(module, "max_norm"):
+        _warn_not_compared("its calls scale rows of embeddings down (max_norm)")
+        return False
+    return bool(own) and wanted is not False
+
+
+def _check_training(
+    module: Any, given: Arguments, model: onnx.ModelProto, resting: Mapping[str, Any],
+    told: Collection[str],
+) -> None:  # fmt: skip
+    """The step of the file has the module's gradients, but for parameters of which was told.
+
+    Raises:
+        VerificationError: it has not.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the step, which differentiate repeats
+        found = check_model(module, model, given, resting)
+    if found.failed:
+        _warn_not_compared(found.failed)
+        return
+    told = {*told, *(f"{name}.weight" for name in tables_with(module, "scale_grad_by_freq"))}
+    rows = tuple(p for p in found.parameters if p.name not in told)
+    replace(found, parameters=rows).require(
+        "change the module: what code reads of a parameter (float(p), p.item(), p.data) is a "
+        "constant in a file; check=False writes the file all the same"
+    )
+
+
+def _warn_not_compared(why: str) -> None:
+    warnings.warn(
+        f"the gradients of a training step of this file were not compared with the module's: {why}",
+        TrainingWarning,
+        stacklevel=2,
+    )
 
 
 def _error(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -14,6 +14,7 @@ from onnx import TensorProto as T
 from onnxremat.grad import registry
 from onnxremat.grad.added import added
 from onnxremat.grad.call import Call
+from onnxremat.grad.fake_quantised import PAIR, is_pair, straight
 from onnxremat.grad.lowering.hidden import hiding, shown
 from onnxremat.grad.precision import NORMS, SINGLE
 from onnxremat.grad.roles import varying
@@ -41,7 +42,7 @@ class Backward:
 def dependents(ops: Sequence[Op], wanted: Collection[str], tape: Tape) -> set[str]:
     """Floating-point tensors that vary smoothly with a wanted one."""
     found = set(wanted)
-    for op in ops:
+    for op in straight(ops, tape.tensors):
         if registry.stops(op) or found.isdisjoint(op.reads):
             continue
         for name in op.writes:
@@ -104,7 +105,7 @@ class Walk:
         for name, cotangent in seeds.items():
             if name in smooth:
                 self._accumulate(name, cotangent)
-        for op in reversed(self._ops):
+        for op in reversed(straight(self._ops, self._tape.tensors)):
             # Outputs are done here: every reader comes later in the order and was visited.
             cotangents = tuple(self._total(name) for name in op.outputs)
             if any(cotangents) and not smooth.isdisjoint(op.reads) and not registry.stops(op):
@@ -127,7 +128,8 @@ class Walk:
         hides, variant = self._hiding.get(op.outputs[0]), self._variant_of(op)
         if hides is not None:  # and not made again from the input, without what hides rows
             variant = "output"
-        rule = registry.find(op, self._opsets, variant)
+        paired = is_pair(op, self._tape)
+        rule = PAIR if paired else registry.find(op, self._opsets, variant)
         start = len(self._tape.ops)
         with self._tape.scope(f"grad/{op.name}", "backward"):
             if hides is not None:

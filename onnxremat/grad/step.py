@@ -432,7 +432,9 @@ class _Builder:
             )
         kept = {entry.name for entry in self.statistics}
         self.rows = weights_of(self.stock, self.chosen, self.parameters, read, kept)
-        found = warnings_of(self.stock, self.rows, self.resting)
+        asked = self.settings.trainable is not None
+        stock = replace(self.stock, regular=()) if asked else self.stock
+        found = warnings_of(stock, self.rows, self.resting)
         found += tuple(of_statistics(self.statistics, self.optimizer is not None))
         found += tuple(of_bodies(self.graph.ops, self.parameters, self.settings))
         doubts = [self.compared.doubt] if self.compared and self.compared.doubt else []

@@ -122,6 +122,13 @@ def warnings_of(
             "stored the result, which stays as it is whatever becomes of these (optimize=False or "
             "onnxremat.export keeps the comparison)"
         )
+    trained = {row.name for row in rows if row.status == "trained"}
+    if made := [name for name in inventory.regular if name in trained]:
+        found.append(
+            f"{first_of(made, 4)}: trained, though round numbers, or their own mirror image, as "
+            "filters and tables that code makes are; the file does not say what is a buffer "
+            "(--freeze keeps one as it is; onnxremat.export says it)"
+        )
     found += [*inventory.doubts, *beside_adapters(rows, low_rank(inventory.model))]
     found += _of_stops(inventory)
     if names := first_of(inventory.missing, 6):

@@ -99,12 +99,12 @@ def test_a_normalization_without_gradients_before_what_has_none() -> None:
     nodes = [
         helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["n"]),
         helper.make_node("QuantizeLinear", ["n", "scale", "zero"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["q", "other", "zero"], ["d"]),
         helper.make_node("MatMul", ["d", "w"], ["y"]),
     ]
     values = {
         "s": drawn(6), "b": drawn(6), "m": drawn(6), "v": drawn(6) ** 2, "w": drawn(6, 3),
-        "scale": np.float32(0.1), "zero": np.uint8(128),
+        "scale": np.float32(0.1), "other": np.float32(0.2), "zero": np.uint8(128),
     }  # fmt: skip
     graph = helper.make_graph(
         nodes,

@@ -85,13 +85,13 @@ def test_nothing_reaches_the_parameters() -> None:
 
 def test_a_quantised_model_is_told_to_be_trained_before() -> None:
     """Its results, or its weights, are rounded to whole numbers in the model."""
-    ends = {"s": np.float32(0.1), "z": np.int8(0)}
+    ends = {"s": np.float32(0.1), "s2": np.float32(0.2), "z": np.int8(0)}
     behind = [
         node("MatMul", "x w", "h"), node("QuantizeLinear", "h s z", "q"),
-        node("DequantizeLinear", "q s z", "y"),
+        node("DequantizeLinear", "q s2 z", "y"),
     ]  # fmt: skip
     before = [
-        node("QuantizeLinear", "w s z", "q"), node("DequantizeLinear", "q s z", "v"),
+        node("QuantizeLinear", "w s z", "q"), node("DequantizeLinear", "q s2 z", "v"),
         node("MatMul", "x v", "y"),
     ]  # fmt: skip
     for nodes in (behind, before):
@@ -99,6 +99,35 @@ def test_a_quantised_model_is_told_to_be_trained_before() -> None:
             differentiate(model(nodes, [2, 3], w=W, **ends), loss="mse")
         assert "is quantised (DequantizeLinear, QuantizeLinear)" in caught.value.why
         assert "before it was quantised" in caught.value.hint
+
+
+@pytest.mark.parametrize("axis", [None, 0, -1])
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_what_is_rounded_and_scaled_back_passes_gradients_within_its_range(
+    axis: int | None, kind: type[np.integer]
+) -> None:
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    zero = np.array([3, 5, 7], kind) if axis is not None else np.array(5, kind)
+    scale = np.array([0.5, 0.25, 2], np.float32) if axis is not None else np.array(0.25, np.float32)
+    along = {} if axis is None else {"axis": axis}
+    weight = (np.random.default_rng(1).standard_normal((3, 3)) * 60).astype(np.float32)
+    nodes = [
+        node("QuantizeLinear", "w s z", "q", **along),
+        node("DequantizeLinear", "q s z", "v", **along), node("MatMul", "x v", "y"),
+    ]  # fmt: skip
+    graph = differentiate(
+        model(nodes, [2, 3], w=weight, s=scale, z=zero), loss="mse", optimizer=None
+    )
+    feeds = {"x": W[:2], "labels": np.zeros((2, 3), np.float32), "w": weight}
+    outputs = [training_of(graph).loss, training_of(graph).gradients[0][1]]
+    _, found = open_session(graph, session_options(Options())).run(outputs, feeds)
+    if axis == 0:
+        scale, zero = scale[:, None], zero[:, None]
+    whole = np.round(weight / scale) + zero
+    assert ((whole < low) | (whole > high)).any()
+    rounded = (np.clip(whole, low, high) - zero) * scale
+    want = W[:2].T @ (W[:2] @ rounded * 2 / 6) * ((whole >= low) & (whole <= high))
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-3)
 
 
 def test_weights_that_are_whole_numbers_are_warned_of() -> None:

@@ -298,6 +298,22 @@ def test_a_weight_that_the_older_exporter_may_have_computed_is_noted() -> None:
     assert not unsaid_note(training_of(differentiate(net, optimizer=None)).weights)
 
 
+@pytest.mark.parametrize("kind", ["round", "mirrored", "symmetric"])
+def test_filters_and_tables_of_code_that_may_be_buffers_are_warned_of(kind: str) -> None:
+    """The older exporter has parameters and buffers under the names of the module."""
+    blur = np.outer([1, 2, 1, 0, 0, 1], [1, 2, 1, 3, 1, 0]).astype(np.float32) / 16
+    half = draw(6, 3)
+    mirrored = np.concatenate([half, half[:, ::-1]], 1)
+    made = {"round": blur, "mirrored": mirrored, "symmetric": half @ half.T}[kind]
+    made = np.maximum(made, made.T) if kind == "symmetric" else made
+    nodes = [node("MatMul", ["x", "k"], "h"), node("MatMul", ["h", "w"], "y")]
+    net = model(nodes, {"k": made, "w": draw(6, 3)})
+    with pytest.warns(TrainingWarning, match=r"^k: trained, though round .*--freeze"):
+        differentiate(net, optimizer=None)
+    for wanted in ({"freeze": ["k"]}, {"trainable": ["*"]}, {"parameters": ["k", "w"]}):
+        differentiate(net, optimizer=None, strict=True, **wanted)
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_equal_weights_are_tied_again(turned: bool) -> None:
     table = draw(6, 6)

@@ -28,7 +28,7 @@ from onnxremat.grad.exported.restored import CORES, Restored
 from onnxremat.grad.exported.stored import Stored
 from onnxremat.grad.exported.twins import doubts_of, readied
 from onnxremat.grad.exported.unfold import apply_restored, find_restored
-from onnxremat.grad.exported.unsaid import unsaid
+from onnxremat.grad.exported.unsaid import perhaps_made, unsaid
 from onnxremat.grad.tape import FLOATS
 from onnxremat.graph.ir import Graph
 
@@ -59,6 +59,7 @@ class Inventory:
         folder: where external weights lie.
         halted: parameters that get no gradient, as the module stops it, though it trains them.
         resting: running means of batch normalizations that the module keeps in eval mode.
+        regular: parameters, for all that the file says, whose numbers are as code makes them.
     """
 
     model: onnx.ModelProto
@@ -80,6 +81,7 @@ class Inventory:
     folder: Path | None = None
     halted: Collection[str] = ()
     resting: Collection[str] = ()
+    regular: tuple[str, ...] = ()
 
     @property
     def learned(self) -> list[str]:
@@ -157,6 +159,7 @@ def take_inventory(
         folder,
         marks.halted if given is None else (),
         marks.resting,
+        perhaps_made(Stored(result, folder), marks, origins) if given is None else (),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 LIMIT = 1 << 22  # elements of a tensor up to which its values are looked at
 HEAD = 256  # elements that two tensors are compared by before all are
 FEW = 4  # elements from which a progression is one
+ROUND = 256  # numbers that are multiples of one part of so many are round
 MASKED = -1e4  # what masks hide with, or below
 EQUAL = "all its elements are equal"
 MASK = "it holds what masks hide with"  # which no weight does
@@ -72,6 +73,19 @@ def regular(x: np.ndarray) -> str:
         if is_sinusoidal(x[:FEW]) and is_sinusoidal(x):
             return "its values are sines and cosines"
     return ""
+
+
+def seems_made(x: np.ndarray) -> bool:
+    """What may be a parameter as it begins, and looks like what code makes: a matrix or filter of
+    round numbers (Sobel's), or one that is its own mirror image (that of a blur, adjacencies)."""
+    x = np.squeeze(x)
+    if x.ndim < 2 or x.size > LIMIT or is_constant(x) or not np.isfinite(x).all():
+        return False
+    row = np.abs(x[(0,) * (x.ndim - 1)])
+    if (row * ROUND == np.rint(row * ROUND)).all() and (x * ROUND == np.rint(x * ROUND)).all():
+        return True
+    flipped = x.shape[-1] > 2 and bool((x == x[..., ::-1]).all())
+    return flipped or (x.ndim == 2 and x.shape[0] == x.shape[1] > 2 and bool((x == x.T).all()))
 
 
 def is_progression(x: np.ndarray) -> bool:

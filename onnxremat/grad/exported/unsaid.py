@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 import onnx
 
 from onnxremat.grad.exported.marks import Marks, first_of, module_of
-from onnxremat.grad.exported.patterns import EQUAL
+from onnxremat.grad.exported.patterns import EQUAL, LIMIT, seems_made
 from onnxremat.grad.exported.provenance import SINGLE, Kind, Origin
 from onnxremat.grad.exported.restored import Restored
+from onnxremat.grad.exported.stored import Stored
 
 _MOVED = {"MatMul": (1,), "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3)}
 
@@ -34,6 +35,23 @@ def unsaid(
     if not marks.named or marks.trained is not None:
         return []
     return _told(_perhaps_computed(model, origins, {entry.parameter for entry in restored}))
+
+
+def perhaps_made(stored: Stored, marks: Marks, origins: Mapping[str, Origin]) -> tuple[str, ...]:
+    """Trained tensors that may be buffers, where the file does not say what is one (that of the
+    older exporter has parameters and buffers under the names of the module)."""
+    if marks.kinds or marks.trained is not None:
+        return ()
+    return tuple(
+        name
+        for name, origin in origins.items()
+        if origin.kind is Kind.PARAMETER
+        and not (origin.told or origin.label)
+        and name in stored.tensors
+        and stored.size(name) <= LIMIT
+        and stored.readable(name)
+        and seems_made(stored.value(name))
+    )
 
 
 def _perhaps_computed(
