@@ -21,9 +21,9 @@ from onnxremat.session.resident import NO_LIMIT
 
 MIB = 1 << 20
 ROWS = 256
-# Imports, and what onnxruntime takes once per process, are there before the limit is set, and threads
-# are gone from the kernel: the stack (8 MiB) of one that was only just joined is still its own, and on a
-# busy machine the next one took another.
+# Imports, and what onnxruntime takes once per process, are there before the limit is set. So is the
+# stack (8 MiB) of the command's thread: it is taken again once the kernel lets it go, which on a
+# busy machine may be later than the thread was joined.
 TRAIN = """
 import json, mmap, resource, sys, threading, time
 from pathlib import Path
