@@ -3,7 +3,8 @@
 What is updated together lives together: a parameter and its moments. The variables are taken in
 the order in which the step first reads them and dealt out in consecutive stretches, each device
 getting a share of the bytes like its share of the budgets, so that neighbouring layers stay
-neighbours. Those whose updates not every device may run (pins) go where they may. The planner takes the answer as given: what it proves holds for these homes.
+neighbours. Those whose updates not every device may run (pins) go where they may. The planner takes
+the answer as given: what it proves holds for these homes.
 """
 
 from __future__ import annotations
