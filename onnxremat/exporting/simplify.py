@@ -69,12 +69,16 @@ def _copy(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 def _store_numbers(graph: onnx.GraphProto) -> None:
     """Constant nodes of numbers next to 0 and 1 become initializers."""
-    for node in [n for n in graph.node if n.op_type == "Constant" and not n.domain]:
-        value = next((a.t for a in node.attribute if a.name == "value"), None)
+    stored = list[int]()
+    for place, node in enumerate(graph.node):
+        constant = node.op_type == "Constant" and not node.domain
+        value = next((a.t for a in node.attribute if constant and a.name == "value"), None)
         if value is not None and _is_next_to(value):
             graph.initializer.append(value)
             graph.initializer[-1].name = node.output[0]
-            graph.node.remove(node)
+            stored.append(place)
+    for place in reversed(stored):
+        del graph.node[place]
 
 
 def _is_next_to(tensor: onnx.TensorProto) -> bool:

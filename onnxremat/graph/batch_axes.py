@@ -15,6 +15,7 @@ from typing import Any
 from onnx import helper
 
 from onnxremat.graph.ir import Graph, Op
+from onnxremat.graph.spans import CannotSplitError, Facts
 
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _PRODUCTS = frozenset({"FusedMatMul", "MatMul"})
@@ -43,14 +44,35 @@ def batch_places(graph: Graph, inputs: Sequence[str], batch: int) -> dict[str, P
     Args:
         graph: with shapes.
     """
+    return places_from(graph, dict.fromkeys(inputs, Place(0)), batch)
+
+
+def places_from(graph: Graph, given: Mapping[str, Place], batch: int) -> dict[str, Place]:
+    """The same, of what is computed from values of which it is known."""
     if batch < 2:
         return {}
-    places = {name: Place(0) for name in inputs}
+    places, facts = dict(given), Facts(graph)
     for op in graph.ops:
         for position, name in enumerate(op.inputs):
             if name in places and not any(made in places for made in op.outputs):
-                _follow(graph, op, position, places)
+                _follow(graph, facts, op, position, places)
     return {name: place for name, place in places.items() if _holds(graph, name, place, batch)}
+
+
+def reduced_axes(facts: Facts, op: Op) -> frozenset[int] | None:
+    """The axes that a reduction sums over, None for another op, or where they are not known."""
+    best = op.op_type in ("ArgMax", "ArgMin")
+    if not op.standard or not (best or op.op_type.startswith("Reduce")):
+        return None
+    call = facts.call(op)
+    try:
+        rank = len(call.shape(0))
+        given = (call.attributes.get("axis", 0),) if best else call.integers(1, "axes")
+    except CannotSplitError:
+        return None
+    if not given:
+        return frozenset(() if call.attributes.get("noop_with_empty_axes") else range(rank))
+    return frozenset(axis % rank for axis in given)
 
 
 def _holds(graph: Graph, name: str, place: Place, batch: int) -> bool:
@@ -58,9 +80,17 @@ def _holds(graph: Graph, name: str, place: Place, batch: int) -> bool:
     return place.axis < len(shape) and shape[place.axis] % (batch * place.inner) == 0
 
 
-def _follow(graph: Graph, op: Op, position: int, places: dict[str, Place]) -> None:
+def _follow(graph: Graph, facts: Facts, op: Op, position: int, places: dict[str, Place]) -> None:
     """Note the places in the outputs of an op by that in one of its inputs."""
     before = graph.tensors[op.inputs[position]].shape
+    gone = reduced_axes(facts, op) if position == 0 else None
+    if gone is not None:
+        place = places[op.inputs[0]]
+        if place.axis not in gone:
+            fewer = 0 if facts.call(op).attributes.get("keepdims", 1) else len(gone)
+            less = sum(axis < place.axis for axis in gone) if fewer else 0
+            places[op.outputs[0]] = Place(place.axis - less, place.inner)
+        return
     for number, name in enumerate(op.outputs):
         after = graph.tensors[name].shape if name else None
         if before is None or after is None or not prod(before):

@@ -115,9 +115,24 @@ def reason(error: Exception) -> Exception:
 
 def cut_short(what: str) -> ExhaustedError:
     """The error for what onnxruntime wrote to a temporary file and nobody can read."""
-    return no_room(
-        f"{what} cannot be read back", f"it is cut short; {_free()} bytes are left for more"
+    what, most = f"{what} cannot be read back", _largest_file()
+    if most is None:
+        return no_room(what, f"it is cut short; {_free()} bytes are left for more")
+    return ExhaustedError(
+        what,
+        why=f"it is cut short; this process may write no file of more than {most} bytes",
+        hint="raise that limit (ulimit -f)",
     )
+
+
+def _largest_file() -> int | None:
+    """Bytes of the largest file that this process may write, None without a limit."""
+    if fcntl is None:
+        return None
+    import resource  # is where fcntl is
+
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if most == resource.RLIM_INFINITY else most
 
 
 def _free() -> int:

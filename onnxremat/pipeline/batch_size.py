@@ -27,7 +27,7 @@ from onnxremat.graph.batch import (
     scaled_shape,
     without_sizes,
 )
-from onnxremat.graph.batch_axes import batch_places
+from onnxremat.graph.batch_axes import Place, batch_places
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import read_small_weights, to_model, write_model
 from onnxremat.graph.traits import has_bodies
@@ -66,11 +66,13 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
         write_model(made, target, folder, keep)
         return facts | {"inputs": inputs, "before": old, "after": batch, "constants": 0}
     graph = build_graph(bind(model), folder)
-    made, changed = _changed(to_model(graph), graph, inputs, old, batch)
-    _require_own_rows(graph, inputs, old)
+    places = batch_places(graph, inputs, old)
+    made, changed = _changed(to_model(graph), graph, inputs, places, (old, batch))
+    _require_own_rows(graph, inputs, places, old)
     _compare(graph, made, inputs, old, batch, folder)
     if old < 2 <= batch:  # one row alone does not show what several of them decide together
-        _require_own_rows(build_graph(made, folder), inputs, batch)
+        more = build_graph(made, folder)
+        _require_own_rows(more, inputs, batch_places(more, inputs, batch), batch)
     write_model(made, target, folder, keep)
     return facts | {"inputs": inputs, "before": old, "after": batch, "constants": changed}
 
@@ -100,9 +102,19 @@ def _others(model: onnx.ModelProto, batch: str) -> dict[str, int]:
 
 
 def _changed(
-    model: onnx.ModelProto, graph: Graph, inputs: Sequence[str], old: int, new: int
+    model: onnx.ModelProto,
+    graph: Graph,
+    inputs: Sequence[str],
+    places: Mapping[str, Place],
+    sizes: tuple[int, int],
 ) -> tuple[onnx.ModelProto, int]:
-    """The model with new leading dimensions and constants, and how many constants changed."""
+    """The model with new leading dimensions and constants, and how many constants changed.
+
+    Args:
+        places: where the batch lies.
+        sizes: of it, before and after.
+    """
+    old, new = sizes
     for value in model.graph.input:
         if value.name in inputs:
             value.type.tensor_type.shape.dim[0].dim_value = new
@@ -112,7 +124,6 @@ def _changed(
             dims[0].dim_value = new
     del model.graph.value_info[:]
     depends, made = dependents(graph, inputs), made_batches(graph, old)
-    places = batch_places(graph, inputs, old)
     said: dict[str, onnx.TensorProto] = {}
     for node, op in zip(model.graph.node, graph.ops, strict=True):
         if has_bodies(op) and depends.intersection(op.reads):
@@ -132,12 +143,13 @@ def _changed(
     return model, len(said)
 
 
-def _require_own_rows(graph: Graph, inputs: Sequence[str], batch: int) -> None:
+def _require_own_rows(
+    graph: Graph, inputs: Sequence[str], places: Mapping[str, Place], batch: int
+) -> None:
     """Raises:
     UnsupportedError: by the rules of its operators, rows are made of others.
     """
     hint = "export the model with an open batch dimension, and give --dim"
-    places = batch_places(graph, inputs, batch)
     require_own_rows(graph, inputs, places, batch, hint=hint)
 
 

@@ -261,7 +261,8 @@ def _in_one_session(
         with log.phase(WRITE, "writing the model"):  # one of the whole
             written = write_prepared(prepared, limit, request.options.method, request.write_model)
     try:
-        return plan_within_budget(prepared, limit, request.options, log), written
+        made = plan_within_budget(prepared, limit, request.options, log)
+        return _or_original(made, prepared, limit, request, log), written
     except NO_FIT as error:
         peak, beside = prepared.baseline_peak, prepared.beside.total
         known = other = Refusal.of(error)
@@ -275,6 +276,26 @@ def _in_one_session(
         if other is not known:
             raise other.error() from None
         raise
+
+
+def _or_original(
+    made: Candidate, prepared: Prepared, limit: Budget, request: Request, log: Phases
+) -> Candidate:
+    """The least that was found; the original where the least is asked for and that takes less (a
+    gate is a value more), and it is known to the byte what that takes (not so with bodies)."""
+    least = limit.kind == "min" and request.options.method.ladder and request.write_model is None
+    if not least or prepared.unsplit.peak + prepared.beside.total >= made.process:
+        return made
+    found = unchanged(prepared, prepared.unsplit.peak, log)
+    if found is None or found.peak < found.held or not opens(found):
+        return made
+    asked = made.prepared.settings
+    if not (asked.split_batch or asked.fission):  # why it is whole, say
+        for note in made.plan.provenance.notes:
+            if note not in found.plan.provenance.notes:
+                found = found.noted(note)
+    known = made.lower <= found.process  # else it is of the graph as it is optimised
+    return replace(found, lower=made.lower if known else 0, why=made.why if known else "")
 
 
 def _for_no_processor(prepared: Prepared) -> str:

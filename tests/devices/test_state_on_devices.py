@@ -10,7 +10,7 @@ import pytest
 
 from models import build
 from onnxremat.device.machine import Machine
-from onnxremat.errors import InfeasibleError
+from onnxremat.errors import InfeasibleError, UsageError
 from onnxremat.grad import Settings as Training
 from onnxremat.pipeline.devices.device_plan import device_model
 from onnxremat.pipeline.devices.site import Site
@@ -105,3 +105,25 @@ def _one_buffer_each(step: Prepared, made) -> None:
         assert not executor.copies.between
         assert not any(key[0] in state for key in executor._held.store)
     assert any(not np.array_equal(state[name], before[name]) for name in state)
+
+
+def test_state_lives_where_a_pin_has_it_updated(step: Prepared) -> None:
+    machine, costs = holders(2), dict.fromkeys(("cpu:0", "cpu:1"), step.costs)
+    (name, *_) = [step.graph.ops[step.graph.producer[new]].name for _, new in step.in_place]
+    for device in machine.names:
+        for pins in ([(name, device)], [("update*", device)]):
+            made = device_model(step.graph, Site(machine, pins=pins), costs, step.in_place)
+            able = np.isfinite(made.problem.cost[:, made.names.ops.index(name)])
+            assert [at for at, may in zip(machine.names, able, strict=True) if may] == [device]
+
+
+def test_pins_that_take_state_apart_are_refused(step: Prepared) -> None:
+    """A parameter here, its moments there."""
+    machine, costs = holders(2), dict.fromkeys(("cpu:0", "cpu:1"), step.costs)
+    makers = {old: step.graph.ops[step.graph.producer[new]].name for old, new in step.in_place}
+    homes = state_homes(step.graph, machine, step.in_place, {})
+    parameter = next(n for n in homes if n.endswith(".weight"))
+    moment = next(n for n in homes if n != parameter and n.startswith(parameter))
+    pins = [(makers[parameter], "cpu:0"), (makers[moment], "cpu:1")]
+    with pytest.raises(UsageError, match=f"may update all of {parameter}"):
+        device_model(step.graph, Site(machine, pins=pins), costs, step.in_place)

@@ -384,6 +384,11 @@ def test_a_full_temporary_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     cut.write_text('[{"cat": "No')
     with pytest.raises(ExhaustedError, match="cut short"):
         profile._events(cut)
+    # The disk has room: it is this process that may not use it.
+    monkeypatch.setattr("onnxremat.graph.temporary._largest_file", lambda: 4096)
+    with pytest.raises(ExhaustedError, match="no file of more than 4096 bytes") as limited:
+        profile._events(cut)
+    assert limited.value.hint == "raise that limit (ulimit -f)"
 
 
 def test_loops_that_no_profile_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -410,8 +410,8 @@ def test_why_a_batch_stays_whole_is_said() -> None:
 
 def test_a_batch_that_does_not_run_in_parts_is_said_in_plain_words() -> None:
     """Rows of a graph network read rows of others, by numbers of rows."""
-    body = "e = Gather(x, i)  m = Sin(e)  y = ScatterElements<axis = 0>(x, k, m)"
-    text = f"g (float[8, 256] x, int64[6] i, int64[6, 256] k) => (float[8, 256] y) {{ {body} }}"
+    body = "e = GatherND(x, i)  m = Sin(e)  y = ScatterND(x, k, m)"
+    text = f"g (float[8, 256] x, int64[6, 1] i, int64[6, 1] k) => (float[8, 256] y) {{ {body} }}"
     settings, options = PLANNED, PlanOptions(time_limit=4.0, threads=1)
     made = api.optimize(
         parse(text), budget="min", settings=settings, options=options, bench_seconds=0

@@ -215,3 +215,13 @@ def test_a_hundredth_more_is_taken_where_the_original_does_not_open_within_its_s
     assert max(ends) < inf
     assert not isinstance(result.candidate.artifact, Unchanged)
     assert any("taken as 1.01" in note for note in result.candidate.plan.provenance.notes)
+
+
+def test_the_least_is_no_more_than_the_original_takes() -> None:
+    """Every result is kept to the end: a plan could only add to what the original takes."""
+    chain = "a = Sin(x) b = Exp(a) c = Cos(b) d = Add(a, c) y = Add(d, b)"
+    rows = "float[64, 1024]"
+    made = optimised(parse(f"g ({rows} x) => ({rows} y, {rows} a, {rows} b) {{ {chain} }}"), "min")
+    facts = made.facts()
+    assert facts["planner"] == "unchanged"
+    assert facts["peak_measured_bytes"] == facts["baseline_peak_bytes"]

@@ -21,9 +21,11 @@ from onnxremat.session.resident import NO_LIMIT
 
 MIB = 1 << 20
 ROWS = 256
-# Imports, and what onnxruntime takes once per process, are there before the limit is set.
+# Imports, and what onnxruntime takes once per process, are there before the limit is set. So is the
+# stack (8 MiB) of the command's thread: it is taken again once the kernel lets it go, which on a
+# busy machine may be later than the thread was joined.
 TRAIN = """
-import json, mmap, resource, sys
+import json, mmap, resource, sys, threading, time
 from pathlib import Path
 from onnxremat.cli.app import main
 
@@ -35,8 +37,19 @@ def train(step, weights, data, *more):
     except SystemExit as end:
         assert not end.code, end.code
 
+class Noted(threading.Thread):
+    started = []
+
+    def start(self):
+        super().start()
+        self.started.append(Path(f"/proc/self/task/{self.native_id}"))
+
 tiny, large, room = sys.argv[1:4], sys.argv[4:7], int(sys.argv[7])
+threading.Thread = Noted
 train(*tiny)
+while any(task.exists() for task in Noted.started):
+    time.sleep(0.01)
+assert Noted.started
 status = Path("/proc/self/status").read_text().splitlines()
 now = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
 resource.setrlimit(resource.RLIMIT_DATA, (now + room, now + room))

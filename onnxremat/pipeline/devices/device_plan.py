@@ -82,8 +82,10 @@ def device_model(
     root = _roots(graph, reduced)
     cost, work = _costs(reduced, machine, tables)
     _check_pins(graph, ops, machine, pins)
-    homes = state_homes(graph, machine, pairs, site.limits)
-    allowed = _allowed(ops, machine, pins) & _at_home(ops, machine, pairs, homes)
+    allowed = _allowed(ops, machine, pins)
+    able = _updating(ops, machine, pairs, allowed & np.isfinite(cost))
+    homes = state_homes(graph, machine, pairs, site.limits, able)
+    allowed &= _at_home(ops, machine, pairs, homes)
     for index, op in enumerate(ops):
         if not np.isfinite(np.where(allowed, cost, np.inf)[:, index]).any():
             raise UsageError(
@@ -214,6 +216,20 @@ def _given(
     size = graph.tensors[name].bytes
     seconds = _copy_seconds(machine, tables, size)
     return HostInput(size, machine.names.index(home or host), readers, seconds)
+
+
+def _updating(
+    ops: Sequence[Op], machine: Machine, pairs: Sequence[tuple[str, str]], can: np.ndarray
+) -> dict[str, list[str]]:
+    """State input to the devices that can run the op that makes its new value; without those of
+    ops that run nowhere, which are refused by themselves."""
+    made = {name: index for index, op in enumerate(ops) for name in op.writes}
+    rows = {old: can[:, made[new]] for old, new in pairs if new in made}
+    return {
+        old: [name for name, able in zip(machine.names, row, strict=True) if able]
+        for old, row in rows.items()
+        if row.any()
+    }
 
 
 def _at_home(
