@@ -44,6 +44,7 @@ from onnxremat.pipeline.within_time import plan_within_time
 from onnxremat.planner.formulate import check_for_devices
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.options import OBJECTIVES, PlanOptions
+from onnxremat.session.process import SESSION
 from onnxremat.units import Budget, format_bytes, one_budget
 
 THROUGHPUT = "throughput"
@@ -262,7 +263,7 @@ def _in_one_session(
             written = write_prepared(prepared, limit, request.options.method, request.write_model)
     try:
         made = plan_within_budget(prepared, limit, request.options, log)
-        return _or_original(made, prepared, limit, request, log), written
+        return _in_all(_or_original(made, prepared, limit, request, log), prepared, limit), written
     except NO_FIT as error:
         peak, beside = prepared.baseline_peak, prepared.beside.total
         known = other = Refusal.of(error)
@@ -276,6 +277,20 @@ def _in_one_session(
         if other is not known:
             raise other.error() from None
         raise
+
+
+def _in_all(made: Candidate, prepared: Prepared, limit: Budget) -> Candidate:
+    """With a note where a share of weights and values is kept by a graph of so many more nodes that
+    all in all the process takes more than for the original."""
+    before = prepared.baseline_peak + prepared.beside.total
+    if not limit.of_peak or made.process <= before + SESSION:
+        return made
+    more = made.process - made.held - prepared.beside.total
+    return made.noted(
+        f"in all the process takes {format_bytes(made.process)}, more than for the original "
+        f"({format_bytes(before)}): a session keeps {format_bytes(more)} of the nodes of the parts "
+        "(a budget in bytes counts them, a share of the original's weights and values does not)"
+    )
 
 
 def _or_original(

@@ -22,6 +22,7 @@ from onnxremat.pipeline.original.as_loaded import Loaded, as_loaded
 from onnxremat.pipeline.original.sizes import known_sizes, seen_sizes, with_measured_shapes
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.time_left import is_slow
+from onnxremat.rewrite.added_zeros import without_added_zeros
 from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import weight_bytes, weights_foreseen
 
@@ -122,6 +123,8 @@ def optimised(read: AsRead, settings: Settings, log: Phases) -> Unsplit:
         to_write=settings.to_write and not is_slow(log), saved=saved,
     )  # fmt: skip
     graph = without_dead_ops(made.graph)
+    if settings.target != "none":
+        graph = without_added_zeros(graph, made.folder)
     sizes = {n: found for n, found in known_sizes(listed).items() if found[1]}
     graph = with_shapes(graph, sizes, seen_sizes(listed))
     if feeds is not None:
