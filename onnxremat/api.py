@@ -51,8 +51,9 @@ from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.original.source import Source, read_source
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
 from onnxremat.pipeline.result import Result, Timed, finish
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.pipeline.time_left import left_of, limited
 from onnxremat.pipeline.verify import Verification, verify

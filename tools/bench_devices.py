@@ -39,8 +39,10 @@ from onnxremat.ort.providers import missing
 from onnxremat.pipeline.bench import Timing, bench, beside_devices
 from onnxremat.pipeline.devices.over_devices import DevicesRun
 from onnxremat.pipeline.optimize import Request, optimize
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.result import Result
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import Verification, verify_deployment
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.assign import assigned, earliest_finish, split

@@ -38,8 +38,9 @@ from onnxremat.errors import OnnxrematError
 from onnxremat.ort.providers import missing
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.optimize import Request, optimize
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
 from onnxremat.pipeline.result import Result
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import format_bytes
 

@@ -282,7 +282,7 @@ def plan_file(net: str, threads: int, budget: int, path: Path) -> dict[str, Any]
 def plan_child(net: str, threads: int, budget: str, path: str) -> dict[str, Any]:
     """What :func:`plan_file` runs."""
     from onnxremat import optimize
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
 
     settings = Settings(train=training(), target="host", threads=threads)
     result = optimize(data(net)[0], budget=budget, settings=settings, bench_seconds=0.0)

@@ -44,7 +44,9 @@ from onnxremat.pipeline.devices.over_devices import OverDevices
 from onnxremat.pipeline.devices.several_devices import SeveralDevices
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 
 GPU, HOST = "cuda:0", "cpu"

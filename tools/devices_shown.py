@@ -39,7 +39,9 @@ from onnxremat.pipeline.devices.settings_over_devices import settings_over_devic
 from onnxremat.pipeline.devices.several_devices import SeveralDevices
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import Verification, verify_deployment
 from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.options import PlanOptions

@@ -28,7 +28,9 @@ from onnxremat.pipeline.in_parts.divided import prepare_fission
 from onnxremat.pipeline.in_parts.in_regions import wholes_of
 from onnxremat.pipeline.in_session import carried
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.bounds import largest_need
 from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.schedule.plan import Plan

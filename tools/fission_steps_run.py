@@ -43,7 +43,9 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.profile import SIZES_KEY, as_profiled, ended, run_session
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.schedule.updates import given_memory
 from onnxremat.session.compare import compare
 from onnxremat.session.process import UPDATES

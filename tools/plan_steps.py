@@ -13,7 +13,8 @@ from onnxremat.device.files import read_machine
 from onnxremat.errors import TrainingWarning
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.ir import Graph
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.problem import Problem
 
 MACHINE = Path(__file__).resolve().parent.parent / "devices" / "cpu-cuda.toml"

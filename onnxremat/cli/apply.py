@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Rewrite a model by a plan made earlier."""
     from onnxremat import api
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.report.tables import before_after
 
     voice = Voice(as_json, quiet)

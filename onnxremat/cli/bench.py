@@ -37,7 +37,7 @@ def command(
     them."""
     from onnxremat.pipeline.bench import OnDevices, bench_files
     from onnxremat.pipeline.devices.rates import in_pipeline
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.report.tables import bench_table
 
     voice = Voice(as_json, quiet)

@@ -74,7 +74,7 @@ def command(
         _placements(source, time_limit, seed, Voice(as_json, quiet))
         return
     from onnxremat import api
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.report.standings import standings_table
     from onnxremat.studies.planners import STANDARD
 

@@ -48,7 +48,8 @@ def command(
     from onnxremat.errors import InfeasibleError
     from onnxremat.graph.light import read_structure
     from onnxremat.pipeline.floor import beside_too
-    from onnxremat.pipeline.prepare import Settings, prepare
+    from onnxremat.pipeline.prepare import prepare
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.planner.options import PlanOptions
     from onnxremat.report.explanation import Explanation, asked, limit
     from onnxremat.rewrite.emit import metadata

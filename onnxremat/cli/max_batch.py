@@ -78,7 +78,7 @@ def command(
     """
     from onnxremat import api
     from onnxremat.grad import Settings as Training
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
 
     voice = Voice(as_json, quiet)
     training.check_train(context, train)

@@ -127,7 +127,7 @@ def command(
     from onnxremat.graph.atomic import check_writable
     from onnxremat.pipeline.model_files import model_words
     from onnxremat.pipeline.phases import WRITE, Phases
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.planner.export import SUFFIXES
 
     voice = Voice(as_json, quiet)

@@ -91,7 +91,7 @@ def given(source: Path, options: OfModel, say: Callable[[str], None]) -> Placeme
         check_suffix(options.graph, (".json",))
         check_writable(options.graph)
     from onnxremat.device.files import read_machine  # slow to load, and not for graphs
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.planner.options import PlanOptions
     from onnxremat.studies.placement_graph import placement_graph
 

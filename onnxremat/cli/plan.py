@@ -78,7 +78,7 @@ def command(
     from onnxremat.graph.atomic import check_writable
     from onnxremat.pipeline.model_files import number_of_bytes, write_formulation
     from onnxremat.pipeline.phases import Phases
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.pipeline.study_problem import read_subject
     from onnxremat.pipeline.time_left import left_of, limited
     from onnxremat.pipeline.ways import plan_within_budget

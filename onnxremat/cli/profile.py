@@ -12,7 +12,7 @@ from onnxremat.cli.console import Voice, size
 from onnxremat.units import format_seconds
 
 if TYPE_CHECKING:
-    from onnxremat.pipeline.prepare import Prepared
+    from onnxremat.pipeline.prepared import Prepared
 
 
 def command(
@@ -37,7 +37,7 @@ def command(
 
     from onnxremat import api
     from onnxremat.graph.atomic import atomic, check_writable
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
 
     voice = Voice(as_json, quiet)
     if output:

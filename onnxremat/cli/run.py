@@ -28,8 +28,8 @@ def command(
     quiet: args.Quiet = False,
 ) -> None:
     """Run a model in stock onnxruntime and print its time and true peak."""
-    from onnxremat.pipeline.prepare import Settings
     from onnxremat.pipeline.run_once import run_once
+    from onnxremat.pipeline.settings import Settings
 
     voice = Voice(as_json, quiet)
     settings = Settings(

@@ -77,7 +77,7 @@ def command(
     """
     from onnxremat import api
     from onnxremat.graph.atomic import check_writable
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
 
     if largest:
         if option := first_given(context, CURVE):

@@ -33,7 +33,7 @@ def command(
     several devices also placement, and the bytes of each."""
     from onnxremat import api
     from onnxremat.pipeline.artifact import require
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
 
     if data is not None and first_given(context, ("seeds",)):
         raise UsageError("--seeds and --data exclude each other", why="--data is one set of inputs")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from onnxremat.grad.forward import Statistic
 from onnxremat.grad.scaling import LossScale, only_finite
 from onnxremat.grad.tape import Tape
+from onnxremat.grad.training_mode import Statistic
 
 
 def moved_statistics(

@@ -27,13 +27,7 @@ from onnxremat.grad.exported.parameters import (
     weights_of,
 )
 from onnxremat.grad.finished import finished
-from onnxremat.grad.forward import (
-    Statistic,
-    read_forward,
-    train_dropout,
-    train_statistics,
-    trained_norms,
-)
+from onnxremat.grad.forward import read_forward
 from onnxremat.grad.labels import without_labels
 from onnxremat.grad.losses import find_loss, settings_of
 from onnxremat.grad.moving import moved_statistics
@@ -47,6 +41,7 @@ from onnxremat.grad.scaling import EXPONENT, dynamic_scale
 from onnxremat.grad.settings import Settings, check_settings, unsaid_prediction
 from onnxremat.grad.sharing import require_early_reads
 from onnxremat.grad.tape import Tape
+from onnxremat.grad.training_mode import Statistic, train_dropout, train_statistics, trained_norms
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import RATE, Clip, Gathered, emit_updates, pack, update_graph, wide_of
 from onnxremat.grad.variants import least_kept

@@ -16,7 +16,7 @@ from onnxremat.grad.settings import Settings
 from onnxremat.graph.ir import Op, all_nodes, subgraphs
 
 if TYPE_CHECKING:
-    from onnxremat.grad.forward import Statistic
+    from onnxremat.grad.training_mode import Statistic
 
 FEW = 16  # elements up to which one that may be the code's is not worth a warning
 STATISTICS = 4  # elements of a named buffer up to which it is not (means of colours)

@@ -17,7 +17,7 @@ import onnx
 from onnxremat.errors import OverBudgetError, VerificationError
 from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.bench import Contender
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import Difference
 

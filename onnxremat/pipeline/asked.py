@@ -12,7 +12,7 @@ from onnxremat.ort.offline import lasting_tensors
 from onnxremat.ort.profile import Profile
 from onnxremat.ort.session import Options
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.schedule.updates import given_memory
 from onnxremat.session.measure import profiled

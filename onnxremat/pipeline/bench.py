@@ -34,7 +34,7 @@ from onnxremat.ort.session import DEFAULT, TUNED, Options, open_session, session
 from onnxremat.ort.values import Copies, Stage, moved
 from onnxremat.pipeline.original.first_values import without_first_values
 from onnxremat.pipeline.original.source import read_source
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.rewrite.emit import metadata, unpack
 from onnxremat.session.load import options_of
 

@@ -15,7 +15,7 @@ from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.artifact import CPU, Artifact, Measured, excess
 from onnxremat.pipeline.kept_plans import Known
 from onnxremat.pipeline.phases import BUILD, LOAD, MEASURE, PLAN, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner.options import ROOM, PlanOptions
 from onnxremat.planner.solution import Status

@@ -15,7 +15,7 @@ from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.kept_plans import Known, keep
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.phases import MEASURE, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal, Works
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.pipeline.unsplit import peak_of

@@ -24,7 +24,7 @@ from onnxremat.pipeline.lean_weights import said_of_inputs
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.original.shared_buffers import order_check
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import unexplained
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner.ladder import solve_in_order

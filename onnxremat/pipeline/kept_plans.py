@@ -26,7 +26,7 @@ from onnxremat.graph.atomic import atomic
 from onnxremat.limits import PLAN_RUNS
 from onnxremat.pipeline.lean_weights import said_of_inputs
 from onnxremat.pipeline.limits import Limit
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
 from onnxremat.schedule.updates import updates_last

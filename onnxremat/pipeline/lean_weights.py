@@ -23,7 +23,7 @@ from onnxremat.session.process import Beside
 from onnxremat.units import format_bytes
 
 if TYPE_CHECKING:
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.pipeline.unsplit import Unsplit
 
 
@@ -34,7 +34,7 @@ class Lean:
     Attributes:
         before: the graph as it was.
         folder: where external weights of ``graph`` are.
-        settings: that say what was done, of :class:`~onnxremat.pipeline.prepare.Settings`.
+        settings: that say what was done, of :class:`~onnxremat.pipeline.settings.Settings`.
         notes: for people.
     """
 

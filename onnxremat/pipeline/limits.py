@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnxremat.device.host import memory_bytes
 from onnxremat.device.machine import Machine
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.rewrite.partition import Counted
 from onnxremat.session.process import SESSION, further_bytes
 from onnxremat.units import Budget

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxremat.errors import UsageError
 from onnxremat.graph.atomic import atomic
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.study_problem import Subject, prepared_subject
 from onnxremat.planner.export import SUFFIXES, write_model
 from onnxremat.planner.formulate import Formulated, check_for_devices, formulate

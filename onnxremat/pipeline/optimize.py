@@ -36,7 +36,7 @@ from onnxremat.pipeline.model_files import (
 )
 from onnxremat.pipeline.original.unchanged import OPENING, as_it_ran, opens, unchanged
 from onnxremat.pipeline.phases import COSTS, MEASURE, WRITE, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.result import R, Result, Timed, finish
 from onnxremat.pipeline.ways import plan_within_budget

@@ -11,7 +11,7 @@ from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
 from onnxremat.pipeline.kept_plans import KeptPlan, kept_plan, plan_of
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.within_budget import applied, for_limit
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget

@@ -24,7 +24,9 @@ from onnxremat.ort.session import Options
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.original.source import Source
 from onnxremat.pipeline.original.unchanged import as_loaded
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.rewrite.emit import figures, metadata, rewrite, unpack
 from onnxremat.rewrite.pins import is_added
 from onnxremat.rewrite.restore import restored

@@ -27,7 +27,8 @@ from onnxremat.session.gathered import beside_step
 from onnxremat.session.measure import profiled, weight_bytes
 
 if TYPE_CHECKING:
-    from onnxremat.pipeline.prepare import Prepared, Settings
+    from onnxremat.pipeline.prepared import Prepared
+    from onnxremat.pipeline.settings import Settings
     from onnxremat.pipeline.unsplit import Unsplit
 
 MATTER = 1 << 10  # bytes of weights from which a run is made for them alone

@@ -29,7 +29,7 @@ from onnxremat.pipeline.devices.over_devices import DevicesRun, OverDevices
 from onnxremat.pipeline.in_session import InOneSession, SessionRun
 from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.phases import TIME, VERIFY, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.time_left import for_timing, no_time, said_of_short
 from onnxremat.pipeline.verify import bytes_checks
 from onnxremat.rewrite.pins import is_added

@@ -20,7 +20,7 @@ from onnxremat.ort.profile import Profile, Profiling, profile
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.original.source import read_source
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.rewrite.emit import figures, metadata
 from onnxremat.schedule.updates import given_memory, written_over
 from onnxremat.session.gathered import beside_step

@@ -10,7 +10,9 @@ from onnxremat.errors import ModelError, UsageError
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.original.source import Source
-from onnxremat.pipeline.prepare import AUTO, Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import AUTO, Settings
 from onnxremat.planner.graph_files import GraphFileError, read_graph
 from onnxremat.planner.problem import Problem
 from onnxremat.planner.reasons import named

@@ -12,7 +12,7 @@ from onnxremat.pipeline.phases import COSTS, LOAD, MEASURE, PLAN, READ, TIME, Ph
 from onnxremat.planner.options import PlanOptions
 
 if TYPE_CHECKING:
-    from onnxremat.pipeline.prepare import Prepared
+    from onnxremat.pipeline.prepared import Prepared
 
 MEASURING, QUICK = 0.2, 2.0  # of the time limit, and seconds, on top of it: costs of the whole
 OFF_PLANNING = 0.3  # of the time limit, taken off it, where these are not enough to measure

@@ -27,7 +27,7 @@ from onnxremat.schedule.updates import written_over
 from onnxremat.session.measure import weight_bytes, weights_foreseen
 
 if TYPE_CHECKING:
-    from onnxremat.pipeline.prepare import Settings
+    from onnxremat.pipeline.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from onnxremat.pipeline.original.shared_buffers import buffers_check
 from onnxremat.pipeline.original.source import Source
 from onnxremat.pipeline.original.unchanged import Unchanged
 from onnxremat.pipeline.planned import read_written
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.rewrite.emit import Rewritten
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.process import SLACK, counted

@@ -15,7 +15,8 @@ from onnxremat.pipeline.lean_weights import narrower
 from onnxremat.pipeline.limits import Limit, hopeless, limit_of
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.plan_again import plan_again
-from onnxremat.pipeline.prepare import Prepared, for_planning
+from onnxremat.pipeline.prepare import for_planning
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.reasons import named

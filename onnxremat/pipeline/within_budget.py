@@ -13,7 +13,7 @@ from onnxremat.pipeline.in_session import InOneSession, OneSession, carried
 from onnxremat.pipeline.kept_plans import Known, keep
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import BUILD, MEASURE, PLAN, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Least, given_up, refusal
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner import smallest_budget

@@ -11,7 +11,7 @@ from onnxremat.fission.choosers import Choosers
 from onnxremat.pipeline.closed_loop import Candidate, load_search
 from onnxremat.pipeline.kept_plans import ADDED
 from onnxremat.pipeline.phases import PLAN, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.ways import choosers_of, plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import Budget

@@ -19,7 +19,7 @@ from onnxremat.pipeline.in_parts.fission_ways import described
 from onnxremat.pipeline.in_parts.in_regions import wholes_of
 from onnxremat.pipeline.in_session import session_of
 from onnxremat.pipeline.original.as_loaded import REUSE
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.study_problem import GATE
 from onnxremat.planner import search
 from onnxremat.planner.baselines.checkpoints import articulation, chen_sqrt, recompute_all

@@ -15,7 +15,7 @@ from rich.text import Text
 from onnxremat.graph.ir import Op
 from onnxremat.pipeline.closed_loop import PINS
 from onnxremat.pipeline.limits import Limit
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.planner.reasons import Reason
 from onnxremat.report.comparison import least
 from onnxremat.report.demand import Peak, Subject, Verdict, Way, judge, rows, ways, worst_moment

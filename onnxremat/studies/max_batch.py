@@ -25,8 +25,9 @@ from onnxremat.errors import (
 )
 from onnxremat.limits import at_least
 from onnxremat.pipeline.original.source import Source, read_source
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
 from onnxremat.pipeline.refusal import Refusal
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.study_problem import (
     Subject,
     is_graph_file,

@@ -14,7 +14,7 @@ from onnxremat.fission.choosers import Choosers
 from onnxremat.fission.pricing import Priced
 from onnxremat.graph.spans import CannotSplitError
 from onnxremat.pipeline.in_parts.in_regions import wholes_of, written
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.planner.options import PlanOptions
 from onnxremat.studies.points import SweepPoint

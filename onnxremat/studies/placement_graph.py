@@ -11,7 +11,9 @@ from onnxremat.graph.ir import Graph
 from onnxremat.pipeline.devices.placement_bridge import bridge
 from onnxremat.pipeline.optimize import Request, site_of
 from onnxremat.pipeline.phases import Phases, Say
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.placement.graph import PlacementGraph, check
 
 PORTABLE = "portable"  # what every provider takes

@@ -10,7 +10,7 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.machine import PROVIDERS, Device, Link, Machine
 from onnxremat.graph.ir import Graph
 from onnxremat.pipeline.optimize import Request, optimize
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.result import Result
 from onnxremat.planner.options import PlanOptions
 from onnxremat.schedule.plan import Compute, Free, Plan, Step, Transfer

@@ -25,7 +25,7 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import TUNED
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.partition import Copy
 

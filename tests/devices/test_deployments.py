@@ -37,7 +37,9 @@ from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.bench import bench, beside_devices
 from onnxremat.pipeline.devices.over_devices import run_whole
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.rewrite.annotate import NODE_KEYS
 from onnxremat.rewrite.restore import restored

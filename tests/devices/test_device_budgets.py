@@ -19,7 +19,9 @@ from onnxremat.execute.partition_cuts import Terms
 from onnxremat.execute.resident import devices_rise
 from onnxremat.grad import Settings as Training
 from onnxremat.pipeline.limits import counted_on, device_limits, on_top
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import verify
 from onnxremat.rewrite.partition import Counted
 from onnxremat.schedule.assign import assigned, split

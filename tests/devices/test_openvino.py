@@ -22,7 +22,9 @@ from onnxremat.ort import plugins, providers
 from onnxremat.ort.providers import missing, open_on, plugin_options
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.devices.over_devices import run_whole
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.rewrite.openvino import for_openvino
 from onnxremat.schedule.assign import assigned, split

@@ -22,7 +22,9 @@ from onnxremat.pipeline.devices.device_plan import device_model
 from onnxremat.pipeline.devices.several_devices import SeveralDevices, proven
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.plan_steps import provenance_of

@@ -15,7 +15,9 @@ from onnxremat.grad import Settings as Training
 from onnxremat.pipeline.devices.device_plan import device_model
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.devices.state_homes import state_homes
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.bounds import least_budgets
 from onnxremat.planner.search import warm_up
 from onnxremat.units import parse_bytes

@@ -40,8 +40,10 @@ from onnxremat.pipeline.devices.stage_remakes import Remakes
 from onnxremat.pipeline.devices.throughput import corrected
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.result import Result
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import verify_deployment
 from onnxremat.placement.from_problem import UNIT
 from onnxremat.placement.graph_files import from_json, to_json

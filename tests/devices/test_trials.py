@@ -26,7 +26,9 @@ from onnxremat.pipeline.devices.several_devices import SeveralDevices
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.optimize import Request, optimize
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report.device_tables import device_table
 from onnxremat.rewrite.partition import Partition

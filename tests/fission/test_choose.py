@@ -25,7 +25,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.unforeseen import unforeseen
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.session import DEFAULT
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.restore import restored

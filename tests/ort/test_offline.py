@@ -17,7 +17,8 @@ from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimise, optimised_for
 from onnxremat.ort.profile import named_outputs, run_session
 from onnxremat.ort.session import DEFAULT, TUNED, open_session, session_options
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.settings import Settings
 from onnxremat.schedule.plan import graph_hash
 from tests.toolbox import ONE, graph_of, names, parse, run
 

@@ -18,7 +18,7 @@ from onnxremat.ort import functions, infer
 from onnxremat.pipeline import in_session, prepare, result
 from onnxremat.pipeline.original import reference
 from onnxremat.pipeline.planned import read_written
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.session.compare import Difference
 from tests.toolbox import parse

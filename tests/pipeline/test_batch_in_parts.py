@@ -33,7 +33,9 @@ from onnxremat.pipeline.in_parts.divided import prepare_split
 from onnxremat.pipeline.in_parts.step_ways import StepInParts
 from onnxremat.pipeline.limits import limit_of
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.search import warm_up
 from onnxremat.rewrite.split_batch import rows_of_parts, split_batch

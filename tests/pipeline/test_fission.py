@@ -27,7 +27,7 @@ from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.in_parts.fission_ways import RegionsInParts
 from onnxremat.pipeline.planned import plan_of_model, read_planned
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report.pages.carried import of_model

@@ -19,8 +19,10 @@ from onnxremat.pipeline import kept_plans
 from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
 from onnxremat.pipeline.kept_plans import FOLDER, Known, keep, kept_plan, plan_of
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.result import Result, Timed, finish
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.study_problem import Subject
 from onnxremat.pipeline.ways import Ways, plan_within_budget
 from onnxremat.pipeline.within_budget import applied

@@ -17,7 +17,9 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline.in_parts import against_whole
 from onnxremat.pipeline.in_parts.in_regions import in_regions, wholes_of
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.schedule.simulate import simulate
 from tests.fission.drawn import Drawn
 

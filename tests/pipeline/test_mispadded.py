@@ -9,7 +9,8 @@ import pytest
 
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.original.mispadded import mispadded
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.settings import Settings
 from tests.toolbox import parse
 
 

@@ -14,8 +14,10 @@ from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.in_parts.divided import prepare_fission
 from onnxremat.pipeline.in_parts.in_regions import wholes_of
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.units import parse_budget

@@ -12,7 +12,7 @@ from onnxremat import api
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline.batch_size import set_batch
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.session.compare import compare
 from tests.toolbox import parse

@@ -13,7 +13,8 @@ import onnxremat
 from onnxremat.errors import UnsupportedError, UsageError
 from onnxremat.pipeline.batch_size import set_batch
 from onnxremat.pipeline.original.source import read_source
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.settings import Settings
 from tests.toolbox import parse
 
 

@@ -16,7 +16,8 @@ from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import EndedError, NoPlanError
 from onnxremat.pipeline import priced
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
 from onnxremat.session.process import PARTS

@@ -37,7 +37,9 @@ from onnxremat.pipeline.in_parts.batch_split import plan_best
 from onnxremat.pipeline.in_parts.fission_ways import SEARCH, RegionsInParts, choosers_for
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import PLAN, READ, Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.time_left import MEASURING, OFF_PLANNING, QUICK, limited
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.pipeline.within_budget import plan_within

@@ -23,7 +23,7 @@ from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.original.unchanged import Unchanged
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import read_planned
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.verify import verify
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import metadata

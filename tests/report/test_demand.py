@@ -14,7 +14,9 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.in_session import carried
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner import peak, solve
 from onnxremat.planner.options import PlanOptions
 from onnxremat.report import demand

@@ -10,7 +10,9 @@ from onnx import numpy_helper
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.session import Options, open_session, session_options
-from onnxremat.pipeline.prepare import Prepared, Settings, prepare
+from onnxremat.pipeline.prepare import prepare
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 from tests.toolbox import parse
 
 WIDE = 1 << 14

@@ -10,7 +10,7 @@ from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import VerificationError
 from onnxremat.ort.infer import build_graph
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.gates import add_gates
 from onnxremat.schedule.expand import expand

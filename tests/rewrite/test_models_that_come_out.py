@@ -25,7 +25,7 @@ from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.offline import lasting_tensors, optimise
 from onnxremat.ort.profile import profile
 from onnxremat.ort.session import DEFAULT
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import metadata, rewrite
 from onnxremat.rewrite.pins import PREFIX, is_added, stretches

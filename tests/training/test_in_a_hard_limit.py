@@ -15,7 +15,7 @@ from models import build
 from onnxremat import PlanOptions, optimize, verify
 from onnxremat.errors import InfeasibleError
 from onnxremat.grad import Settings, differentiate
-from onnxremat.pipeline.prepare import Settings as Prepared
+from onnxremat.pipeline.settings import Settings as Prepared
 from onnxremat.session.process import SLACK, UPDATES
 from onnxremat.session.resident import NO_LIMIT
 

@@ -13,7 +13,7 @@ import pytest
 from onnxremat.device.files import read_machine
 from onnxremat.errors import UsageError
 from onnxremat.pipeline.optimize import Request
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 from onnxremat.studies.curve import curve
 from onnxremat.studies.max_batch import Batches, max_batch

@@ -10,7 +10,7 @@ import onnxremat
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.grad import differentiate
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.planner.options import PlanOptions
 
 PLANNING, GAP = 2.0, 0.02  # seconds, and a plan that is good enough

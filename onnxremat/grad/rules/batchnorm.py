@@ -1,7 +1,7 @@
 """BatchNormalization, with batch statistics and with frozen ones.
 
 The training form has ``momentum`` 0, so that its outputs 1 and 2 are the statistics of the batch;
-the step updates the running statistics itself (see :mod:`onnxremat.grad.forward`).
+the step updates the running statistics itself (see :mod:`onnxremat.grad.training_mode`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from onnxremat.pipeline.devices.over_devices import OverDevices
 from onnxremat.pipeline.devices.several_devices import SeveralDevices, bounded
 from onnxremat.pipeline.in_parts.divided import prepare_split
 from onnxremat.pipeline.phases import COSTS, MEASURE
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.ways import choosers_of
 from onnxremat.planner.bounds import quick_makespan_bound

@@ -21,7 +21,7 @@ from onnxremat.ort.providers import beside_gpu
 from onnxremat.ort.session import TUNED, open_session, session_options
 from onnxremat.pipeline.artifact import Arrays, Check, Kind, Verified
 from onnxremat.pipeline.bench import Contender, beside_devices
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.planner.solution import Solution
 from onnxremat.rewrite.partition import Partition, part_graph
 from onnxremat.rewrite.pins import is_added

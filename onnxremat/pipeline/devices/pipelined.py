@@ -22,7 +22,7 @@ from onnxremat.pipeline.artifact import Arrays, Check, Kind
 from onnxremat.pipeline.bench import Contender
 from onnxremat.pipeline.devices.over_devices import DevicesRun, OverDevices, output_check, run_whole
 from onnxremat.pipeline.devices.rates import beside_pipeline
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.session.compare import Difference, compare
 from onnxremat.units import format_bytes
 

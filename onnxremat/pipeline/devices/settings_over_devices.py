@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from onnxremat.device.machine import PROVIDERS, STORAGE, Machine
 from onnxremat.ort.offline import HOST, PORTABLE
-from onnxremat.pipeline.prepare import AUTO, Settings
+from onnxremat.pipeline.settings import AUTO, Settings
 from onnxremat.session.process import UPDATES
 
 

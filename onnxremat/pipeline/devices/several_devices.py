@@ -19,7 +19,7 @@ from onnxremat.pipeline.devices.device_plan import DeviceModel, device_model
 from onnxremat.pipeline.devices.over_devices import OverDevices
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.incumbent import NO_LIMIT

@@ -20,7 +20,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.kept_plans import keep
 from onnxremat.pipeline.limits import Limit, limit_of
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Least, Refusal, refusal
 from onnxremat.pipeline.time_left import out_of_time
 from onnxremat.pipeline.within_budget import (

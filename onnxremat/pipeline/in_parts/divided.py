@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from onnxremat.fission.region import Region
 from onnxremat.pipeline.phases import OPTIMISE, Phases
-from onnxremat.pipeline.prepare import Prepared, Progress, Settings, for_planning
+from onnxremat.pipeline.prepare import Progress, for_planning
+from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.settings import Settings
 
 IN_PARTS = 0.25  # of the time that is left to plan, for the costs of a graph in parts
 

@@ -19,7 +19,7 @@ from onnxremat.pipeline.in_parts.ways_in_parts import LEANER, WHOLE, InParts, at
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, hopeless, limit_of
 from onnxremat.pipeline.phases import LOAD, PLAN, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.time_left import no_time, passing
 from onnxremat.planner.options import PlanOptions
 

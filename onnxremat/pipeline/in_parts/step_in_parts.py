@@ -18,7 +18,8 @@ from onnxremat.pipeline.in_parts.in_regions import check_parts
 from onnxremat.pipeline.original.first_values import without_first_values
 from onnxremat.pipeline.original.sizes import in_tensors, with_measured_shapes
 from onnxremat.pipeline.phases import OPTIMISE, Phases
-from onnxremat.pipeline.prepare import Prepared, Progress, for_planning, step_of
+from onnxremat.pipeline.prepare import Progress, for_planning, step_of
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.time_left import passing
 from onnxremat.pipeline.unsplit import AsRead, optimised
 

@@ -11,7 +11,7 @@ from onnxremat.pipeline.in_parts.step_in_parts import prepare_step
 from onnxremat.pipeline.in_parts.ways_in_parts import LEANER, InParts, attempt_in_parts
 from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.limits import Limit, limit_of
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 
 MOST = 64  # parts of a batch
 MOST_OPS = 32_000  # of a step in parts

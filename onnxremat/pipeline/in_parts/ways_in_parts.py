@@ -14,7 +14,7 @@ from onnxremat.pipeline.in_session import OneSession
 from onnxremat.pipeline.kept_plans import Known, keep, plan_of
 from onnxremat.pipeline.limits import Limit
 from onnxremat.pipeline.phases import Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal, Works
 from onnxremat.pipeline.time_left import no_time, out_of_time
 from onnxremat.pipeline.within_budget import applied, at_minimum, no_less, smallest

@@ -16,7 +16,7 @@ from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.original.as_it_came import AsItCame
 from onnxremat.pipeline.original.first_values import without_first_values
 from onnxremat.pipeline.original.source import Source, read_source
-from onnxremat.pipeline.prepare import Settings
+from onnxremat.pipeline.settings import Settings
 from onnxremat.session.repeats import Repeats, drawn_outputs, repeats
 
 

@@ -29,7 +29,7 @@ from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.phases import MEASURE, Phases
-from onnxremat.pipeline.prepare import Prepared
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.rewrite.emit import Rewritten, pack, set_metadata
 from onnxremat.rewrite.restore import restored
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
