@@ -79,7 +79,7 @@ def seems_made(x: np.ndarray) -> bool:
     """What may be a parameter as it begins, and looks like what code makes: a matrix or filter of
     round numbers (Sobel's), or one that is its own mirror image (that of a blur, adjacencies)."""
     x = np.squeeze(x)
-    if x.ndim < 2 or x.size > LIMIT or is_constant(x) or not np.isfinite(x).all():
+    if x.ndim < 2 or not 0 < x.size <= LIMIT or is_constant(x) or not np.isfinite(x).all():
         return False
     row = np.abs(x[(0,) * (x.ndim - 1)])
     if (row * ROUND == np.rint(row * ROUND)).all() and (x * ROUND == np.rint(x * ROUND)).all():
