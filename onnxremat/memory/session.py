@@ -267,7 +267,8 @@ class SlabSession(PlannedSession):
         try:
             run()
         finally:
-            self._common.unfit |= self._slab.end() != 0
+            if self._slab.end():
+                self._common.unfit = True
 
     def leave_common(self) -> None:
         """Between runs: have no blocks in a common slab any more."""

@@ -189,6 +189,7 @@ def prepare_for(
             target=kept.get("target", settings.target),
             split_batch=tuple(kept.get("split_batch", ())),
             not_counted=tuple(kept.get("not_counted", PARTS)),  # older plans count none of them
+            hide_shapes=bool(kept.get("hide_shapes", True)),
             held_once=bool(kept.get("held_once", False)),
             narrow=tuple(kept.get("narrow", ())),
             fission=tuple(Region.from_json(region) for region in kept.get("fission", ())),

@@ -27,7 +27,7 @@ from onnxremat.ort.offline import HOST, TARGETS, read_saved
 from onnxremat.ort.profile import Feeds
 from onnxremat.ort.session import DEFAULT
 from onnxremat.pipeline.in_parts.batch_slices import in_parts
-from onnxremat.pipeline.in_parts.in_regions import in_regions
+from onnxremat.pipeline.in_parts.in_regions import in_regions, with_shapes_hidden
 from onnxremat.pipeline.in_place import in_place
 from onnxremat.pipeline.original.as_it_came import AsItCame, require_same
 from onnxremat.pipeline.original.base_order import base_order, target_notes, weights_notes
@@ -180,6 +180,7 @@ def for_planning(
         log("computing regions in parts")
         original = unsplit.baseline.outputs if unsplit.baseline else None
         graph = in_regions(graph, settings.fission, feeds, folder, outputs, original)
+        graph = with_shapes_hidden(graph) if settings.hide_shapes else graph
     costs, measured = priced(graph, feeds, settings, unsplit, log, whole)
     if policy is not None and not policy.fixed and not settings.fission:
         # Only now it is known which order takes least, workspace included.

@@ -45,6 +45,8 @@ class Settings:
             empty. None leaves it to the planner of several devices.
         fission: regions of the graph that are computed in parts; whole where empty. None leaves it
             to the planner.
+        hide_shapes: regions in parts have shapes that a session learns only while it runs
+            (:mod:`onnxremat.graph.unforeseen`), for who opens the file without options.
         to_write: False for a model that is only looked at: what a file has to stand is not tried.
         costs: prices the ops of a graph, instead of measuring them or estimating.
         not_counted: parts of a process, of :data:`onnxremat.session.process.PARTS`, that a budget
@@ -73,6 +75,7 @@ class Settings:
     train: Training | None = None
     split_batch: tuple[int, ...] | None = None
     fission: tuple[Region, ...] | None = None
+    hide_shapes: bool = True
     to_write: bool = True
     costs: Callable[[Graph], CostTable] | None = None
     not_counted: tuple[str, ...] = ()
@@ -127,6 +130,7 @@ class Settings:
             "not_counted": list(self.not_counted),
             **({"split_batch": list(self.split_batch)} if self.split_batch else {}),
             **({"fission": [r.to_json() for r in self.fission]} if self.fission else {}),
+            **({} if self.hide_shapes else {"hide_shapes": False}),
             **({"held_once": True} if self.held_once else {}),
             **({"narrow": list(self.narrow)} if self.narrow else {}),
         }

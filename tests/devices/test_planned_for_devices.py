@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
+from onnxremat import load_devices
 from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
@@ -238,7 +240,9 @@ def test_what_holds_of_a_whole_batch_is_no_proof(warm: None) -> None:
         optimized(narrow(fission=()), processors(2), str(120 << 10))
 
 
-def test_regions_are_computed_in_parts_where_whole_ops_find_no_room(warm: None) -> None:
+def test_regions_are_computed_in_parts_where_whole_ops_find_no_room(
+    warm: None, tmp_path: Path
+) -> None:
     result = optimized(narrow(), processors(2), str(120 << 10))
     assert any("computed in parts" in note for note in result.plan.provenance.notes)
     assert result.prepared.settings.fission
@@ -246,7 +250,8 @@ def test_regions_are_computed_in_parts_where_whole_ops_find_no_room(warm: None) 
     found = verify_deployment(result.deployment, seeded_feeds(result.prepared.graph))
     assert found.ok, found.checks
     x = seeded_feeds(result.prepared.graph)["x"]
-    with result.deployment.executor() as executor:
+    result.save(tmp_path / "out.onnx")
+    with load_devices(tmp_path / "out.onnx") as executor:
         y = executor.run({"x": x})["y"]
     np.testing.assert_allclose(y, (np.sin(x) + np.cos(np.sin(x))).sum(1, keepdims=True), rtol=1e-5)
 

@@ -24,7 +24,7 @@ from onnxremat.planner.solution import Solution
 
 TRIES = 3  # graphs in parts that are planned for
 LESS = 8  # the next one takes less by what was too much, at least by this part of what it took
-LEAST = 0.25  # of the time limit, for plans of these where whole ops have taken all of it
+LEAST = 0.2  # of the time limit, for plans of these where whole ops have taken all of it
 
 Planned = Callable[[SeveralDevices, PlanOptions], Candidate | Unfit[Solution]]
 
@@ -48,11 +48,11 @@ def in_regions(
     """
     if choosers is None or options.stopped or target.site.pins:
         raise error
-    room = _room(target)
+    room, options = _room(target), _with_time(options)
     for _ in range(TRIES):
         with target.log.phase(PLAN, "choosing regions to compute in parts"):
             chosen = choosers.within(room)
-        made = _with(target, chosen, choosers, _in_time(options), planned)
+        made = _with(target, chosen, choosers, options, planned)
         if isinstance(made, Candidate):
             return made.noted(
                 f"computed in parts: {described(chosen.regions)} (whole: {error.what}; "
@@ -60,7 +60,7 @@ def in_regions(
                 "figures and proof of the plan are of the graph in these parts; other parts may do "
                 "better",
             )
-        if made is None or chosen.peak > room or options.stopped:
+        if made is None or chosen.peak > room or options.stopped or options.left <= 0:
             break
         room = min(room, chosen.peak) - max(made, chosen.peak // LESS)
     if not isinstance(error, InfeasibleError) or _never(target):
@@ -80,7 +80,10 @@ def _with(
     if not chosen.regions or chosen.peak >= choosers.whole.peak:
         return None
     try:
-        split = prepare_fission(target.prepared, chosen.regions, target.log, options.left)
+        split = prepare_fission(
+            target.prepared, chosen.regions, target.log, options.left,
+            hide_shapes=False,  # a partition's session has its options from who runs the file
+        )  # fmt: skip
         found = planned(replace(target, prepared=split, known={}), options)
     except UnsupportedError:
         return None
@@ -100,9 +103,12 @@ def _room(target: SeveralDevices) -> int:
     return most - prepared.weights // len(computing)
 
 
-def _in_time(options: PlanOptions) -> PlanOptions:
-    """Options with some time, however late it is."""
-    return options.lasting(max(options.left, LEAST * options.time_limit))
+def _with_time(options: PlanOptions) -> PlanOptions:
+    """Options with some time left, however late it is."""
+    if options.work is not None:
+        return options
+    least = options.now() + LEAST * options.time_limit
+    return replace(options, until=max(options.until, least))
 
 
 def _never(target: SeveralDevices) -> bool:

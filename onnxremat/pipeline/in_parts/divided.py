@@ -38,16 +38,20 @@ def prepare_fission(
     regions: tuple[Region, ...],
     progress: Progress | None = None,
     left: float = math.inf,
+    *,
+    hide_shapes: bool = True,
 ) -> Prepared:
     """The same model, some regions of its graph computed in parts.
 
     Args:
         left: seconds of planning that are left.
+        hide_shapes: see :class:`~onnxremat.pipeline.settings.Settings`.
 
     Raises:
         UnsupportedError: with them it does not run, or computes something else.
     """
-    return _divided(prepared, replace(prepared.settings, fission=regions), progress, left)
+    settings = replace(prepared.settings, fission=regions, hide_shapes=hide_shapes)
+    return _divided(prepared, settings, progress, left)
 
 
 def _divided(

@@ -117,8 +117,12 @@ def in_regions(
             "the model does not run with regions in parts", why=why, hint=OFF
         ) from error
     check_parts(found, graph, feeds, folder, wanted, original)
-    made = _with_sizes_of(graph, made)
-    return unforeseen(made, [name for name in made.tensors if name.startswith(CONSTANT)])
+    return _with_sizes_of(graph, made)
+
+
+def with_shapes_hidden(graph: Graph) -> Graph:
+    """Regions in parts whose shapes a session learns only while it runs."""
+    return unforeseen(graph, [name for name in graph.tensors if name.startswith(CONSTANT)])
 
 
 def _with_sizes_of(whole: Graph, made: Graph) -> Graph:
