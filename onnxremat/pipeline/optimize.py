@@ -383,7 +383,8 @@ def site_of(prepared: Prepared, request: Request, machine: Machine, log: Phases)
     peak = prepared.baseline_peak
     counted = counted_on(prepared, machine, device_limits(machine, budgets, peak, {}))
     limits = device_limits(machine, budgets, peak, on_top(prepared, machine, counted))
-    site = Site(machine, limits, request.pins, request.minimised, counted)
+    shares = frozenset(name for name, budget in budgets.items() if budget.of_peak)
+    site = Site(machine, limits, shares, request.pins, request.minimised, counted)
     return SeveralDevices(prepared, site, tables, log, request.options.gap)
 
 

@@ -84,7 +84,7 @@ def _with(
             target.prepared, chosen.regions, target.log, options.left,
             hide_shapes=False,  # a partition's session has its options from who runs the file
         )  # fmt: skip
-        found = planned(replace(target, prepared=split, known={}), options)
+        found = planned(target.of(split), options)
     except UnsupportedError:
         return None
     except NO_FIT:

@@ -143,7 +143,7 @@ def whole_or_in_parts(
     target.log("planning the batch in parts")
     with target.log.phase(COSTS):
         split = split.under(trials.costs(split.prepared))
-    parts = best(split, trials)
+    parts = best(split, _for_parts(trials))
     if isinstance(parts, Unfit):
         return _found(made, target)
     rows = " + ".join(map(str, split.prepared.settings.split_batch or ()))
@@ -156,6 +156,15 @@ def whole_or_in_parts(
     return parts.noted(
         f"{text}{ours * 1e3:.3g} ms, whole {theirs * 1e3:.3g} ms (--split-batch 1 keeps it whole)"
     )
+
+
+def _for_parts(trials: Trials) -> Trials:
+    """With the time for the batch in parts, that of the whole left over or not: whether it fits may
+    never be known."""
+    options = trials.options
+    if options.work is not None:
+        return trials
+    return replace(trials, options=options.lasting(PART * options.time_limit))
 
 
 def best(target: SeveralDevices, trials: Trials, warm: Schedule | None = None) -> Made:
@@ -329,7 +338,7 @@ def in_parts(target: SeveralDevices, trials: Trials) -> SeveralDevices | None:
         split = prepare_split(prepared, tuple(rows), target.log, trials.options.left)
     except (UsageError, UnsupportedError):  # rows that depend on each other, a training step
         return None
-    return replace(target, prepared=split, known={})
+    return target.of(split)
 
 
 def shares(batch: int, seconds: list[float]) -> list[int]:

@@ -18,6 +18,7 @@ from onnxremat.pipeline.closed_loop import Aim
 from onnxremat.pipeline.devices.device_plan import DeviceModel, device_model
 from onnxremat.pipeline.devices.over_devices import OverDevices
 from onnxremat.pipeline.devices.site import Site
+from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
@@ -84,6 +85,15 @@ class SeveralDevices:
     def under(self, tables: Mapping[str, CostTable]) -> SeveralDevices:
         """The same with other costs."""
         return replace(self, tables=tables)
+
+    def of(self, prepared: Prepared) -> SeveralDevices:
+        """The same of the model in parts; what its sessions take besides is on top of shares."""
+        site, limits = self.site, dict(self.limits)
+        before = on_top(self.prepared, site.machine, site.counted)
+        now = on_top(prepared, site.machine, site.counted)
+        for name in site.shares & limits.keys():
+            limits[name] += now[name] - before[name]
+        return replace(self, prepared=prepared, site=replace(site, limits=limits), known={})
 
     def alone(self, name: str) -> SeveralDevices:
         """The same with one device that computes."""

@@ -21,6 +21,8 @@ class Site:
 
     Attributes:
         limits: bytes per device, for those that have a limit: all that its budget counts.
+        shares: devices whose budget is a share of the original's weights and values: what a session
+            of the model takes besides came on top.
         counted: by these limits, beside what lies on the devices.
         pins: (pattern of op names or types, device).
         objective: ``time`` or ``makespan``.
@@ -28,6 +30,7 @@ class Site:
 
     machine: Machine
     limits: Mapping[str, int] = field(default_factory=dict)
+    shares: frozenset[str] = frozenset()
     pins: Sequence[tuple[str, str]] = ()
     objective: str = "time"
     counted: Counted = field(default_factory=Counted)
