@@ -20,7 +20,7 @@ import numpy as np
 from onnxremat.device.machine import Machine
 from onnxremat.execute.device_memory import device_bytes, residents
 from onnxremat.execute.inside import Inside
-from onnxremat.execute.streams import before, stream_names
+from onnxremat.execute.streams import after_with, before, stream_names
 from onnxremat.execute.traffic import Traffic
 from onnxremat.execute.waits import worst_case
 from onnxremat.memory.events import Blocks, Events, Integers, blocks, joined
@@ -51,10 +51,7 @@ class Order:
         self._side_by_side = side_by_side
         count = len(parts.actions)
         self._names = stream_names(parts, machine) if side_by_side else [""] * count
-        after = [list(row) for row in parts.after]
-        for first, second in waits:
-            after[second].append(first)
-        self._done = before(self._names, after)
+        self._done = before(self._names, after_with(parts, waits))
 
     def streams(self, chosen: Iterable[int]) -> list[list[int]]:
         """Some of the actions by stream."""
@@ -138,11 +135,12 @@ class SharedSlab:
         else:
             self._common.taken = not self._common.live
 
-    def note(self, index: int, values: Mapping[str, Any]) -> None:
+    def note(self, index: int, names: Sequence[str], values: Sequence[Any]) -> None:
         """A partition ran just now, and made these values."""
         if not self._recording or index not in self._sessions:
             return
-        where = {name: value.data_ptr() for name, value in values.items() if value.is_tensor()}
+        made = zip(names, values, strict=True)
+        where = {name: value.data_ptr() for name, value in made if value.is_tensor()}
         record = self._sessions[index].last_record(where)
         if record:
             self._events[index], self._slots[index] = record

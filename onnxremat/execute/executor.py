@@ -343,7 +343,7 @@ class Executor:
             fresh.clear()
             self._keep(index, values, held)
             if self._shared:
-                self._shared.note(index, dict(zip(self.stages[index].names, values, strict=True)))
+                self._shared.note(index, self.stages[index].names, values)
             values.clear()
             if index in self._apart and not (self._shared and self._shared.taken):
                 self.stages[index].session.release()

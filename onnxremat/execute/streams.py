@@ -77,6 +77,18 @@ def stream_names(parts: Partitioned, machine: Machine) -> list[str]:
     return names
 
 
+def after_with(parts: Partitioned, waits: Sequence[tuple[int, int]] = ()) -> list[list[int]]:
+    """Actions that must be done before each action may start, its own stream aside.
+
+    Args:
+        waits: further (before, after) pairs of actions.
+    """
+    after = [list(row) for row in parts.after]
+    for first, second in waits:
+        after[second].append(first)
+    return after
+
+
 def before(names: Sequence[str], after: Sequence[Sequence[int]]) -> list[int]:
     """For each action the set of those done before it starts, as bits: by its own stream and by
     waiting."""
@@ -111,10 +123,7 @@ def streams(
     Args:
         waits: further (before, after) pairs of actions.
     """
-    names = stream_names(parts, machine)
-    after = [list(row) for row in parts.after]
-    for first, second in waits:
-        after[second].append(first)
+    names, after = stream_names(parts, machine), after_with(parts, waits)
     done = before(names, after)
     look = len(set(names)) <= processors()
     found: dict[str, Stream] = {}
@@ -150,9 +159,7 @@ def finish_times(
         overlap: False for one action after the other.
     """
     names = stream_names(parts, machine) if overlap else [""] * len(parts.actions)
-    after = [list(row) for row in parts.after]
-    for first, second in waits:
-        after[second].append(first)
+    after = after_with(parts, waits)
     free: dict[str, float] = {}
     times: list[tuple[float, float]] = []
     for index, name in enumerate(names):

@@ -16,7 +16,7 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import OverBudgetError
 from onnxremat.execute.device_memory import device_bytes, residents
 from onnxremat.execute.inside import Inside
-from onnxremat.execute.streams import before, stream_names
+from onnxremat.execute.streams import after_with, before, stream_names
 from onnxremat.rewrite.partition import Copy, Key, Partitioned
 from onnxremat.units import format_bytes
 
@@ -107,10 +107,7 @@ class _Search:
         self._order()
 
     def _order(self) -> None:
-        after = [list(row) for row in self.parts.after]
-        for first, second in self.added:
-            after[second].append(first)
-        self.done = before(self.names, after)
+        self.done = before(self.names, after_with(self.parts, self.added))
 
     def _touching(self, device: str) -> list[int]:
         """Actions that run on a device or bring a value to it."""

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxremat.errors import OnnxrematError, UsageError, VerificationError
-from onnxremat.exporting.compare import Compared, compared, rounding_of
+from onnxremat.exporting.compare import EXACT, Compared, compared, rounding_of
 from onnxremat.exporting.pytorch import (
     Arguments,
     Inputs,
@@ -29,7 +29,6 @@ from onnxremat.grad.exported.given import Given, matched
 from onnxremat.grad.exported.listed import Parameters
 from onnxremat.graph.onnx_io import read_model
 
-EXACT = 1e-4  # of a gradient's norm
 CONSTANT = "the file has a constant in the place of one, or one in the place of a constant"
 ROWS, WORDS = 2, 2  # made-up inputs: of an open dimension, and below which integers are
 

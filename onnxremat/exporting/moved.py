@@ -8,7 +8,7 @@ a parameter, as both were equal. With other values of the parameters either show
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,19 @@ SINGLE = 2e-7  # relative: what rounding in float32 may do to a number
 
 def moved(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Each number a little larger or smaller, and of the same sign; zeros are none any more."""
+    return _changed(values, seed, _moved)
+
+
+def _changed(
+    values: Mapping[str, np.ndarray],
+    seed: int,
+    change: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
-    return {name: _moved(value, random) for name, value in values.items()}
+    return {n: change(v, random) if v.dtype.kind == "f" else v for n, v in values.items()}
 
 
 def _moved(value: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    if value.dtype.kind != "f":
-        return value
     share = random.uniform(MOVED / 2, MOVED, value.shape).astype(np.float32)
     share *= random.choice(np.array([-1.0, 1.0], np.float32), value.shape)
     finite = value[np.isfinite(value) & (value != 0)].astype(np.float32)
@@ -40,13 +46,10 @@ def _moved(value: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 def rounded(values: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     """Each number off by no more than rounding: what such values change says what rounding may."""
-    random = np.random.default_rng(seed)
-    return {name: _rounded(value, random) for name, value in values.items()}
+    return _changed(values, seed, _rounded)
 
 
 def _rounded(value: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    if value.dtype.kind != "f":
-        return value
     share = ROUNDING.get(value.dtype, SINGLE) * random.uniform(-1, 1, value.shape)
     return np.asarray(value * (1 + share), value.dtype)
 

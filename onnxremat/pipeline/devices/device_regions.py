@@ -16,6 +16,7 @@ from onnxremat.pipeline.closed_loop import Candidate, Unfit
 from onnxremat.pipeline.devices.several_devices import SeveralDevices
 from onnxremat.pipeline.in_parts.divided import prepare_fission
 from onnxremat.pipeline.in_parts.fission_ways import NOT_EVERY, described
+from onnxremat.pipeline.in_parts.ways_in_parts import of_these_parts
 from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.phases import PLAN
 from onnxremat.pipeline.refusal import Refusal
@@ -57,13 +58,12 @@ def in_regions(
             return made.noted(
                 f"computed in parts: {described(chosen.regions)} (whole: {error.what}; "
                 "--fission off keeps it whole)",
-                "figures and proof of the plan are of the graph in these parts; other parts may do "
-                "better",
+                of_these_parts("graph"),
             )
         if made is None or chosen.peak > room or options.stopped or options.left <= 0:
             break
         room = min(room, chosen.peak) - max(made, chosen.peak // LESS)
-    if not isinstance(error, InfeasibleError) or _never(target):
+    if not isinstance(error, InfeasibleError) or target.hopeless:
         raise error
     raise Refusal.of(error).unproven(NOT_EVERY).error() from error
 
@@ -109,10 +109,3 @@ def _with_time(options: PlanOptions) -> PlanOptions:
         return options
     least = options.now() + LEAST * options.time_limit
     return replace(options, until=max(options.until, least))
-
-
-def _never(target: SeveralDevices) -> bool:
-    """Weights and results alone are more than all devices hold together."""
-    limits, names = target.limits, target.site.machine.names
-    held = all(name in limits for name in names)
-    return held and sum(limits[name] for name in names) < target.prepared.floor.fixed

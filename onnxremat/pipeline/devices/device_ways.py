@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from math import inf
 
 from onnxremat.cost.devices import device_costs
 from onnxremat.cost.table import CostTable
@@ -381,12 +380,11 @@ def _found(made: Made, target: SeveralDevices) -> Candidate:
 
 def _may_be_in_parts(target: SeveralDevices) -> bool:
     """Whether smaller parts of the batch than were tried may do with less."""
-    prepared, limits = target.prepared, target.limits
+    prepared = target.prepared
     asked = prepared.settings.split_batch is not None or prepared.feeds is None
     if asked or is_step(prepared.original) or prepared.batch < 2:
         return False
-    room = sum(limits.get(name, inf) for name in target.site.machine.names)
-    return room >= prepared.floor.fixed
+    return not target.hopeless
 
 
 def _tried_like(found: Candidate, other: OverDevices) -> Candidate:

@@ -101,6 +101,12 @@ class SeveralDevices:
         site = replace(self.site.alone(name), objective="time")  # nothing runs beside it
         return replace(self, site=site, tables=tables)
 
+    @property
+    def hopeless(self) -> bool:
+        """Weights and results, which are there in any parts, are more than all devices hold."""
+        room = sum(self.limits.get(name, inf) for name in self.site.machine.names)
+        return room < self.prepared.floor.fixed
+
     def budgets(self, aim: Aim) -> list[int]:
         """Bytes per device that a plan is made for."""
         names = self.site.machine.names

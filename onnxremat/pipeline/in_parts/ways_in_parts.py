@@ -61,6 +61,17 @@ def proven_of(found: Candidate, what: str, why: str) -> Candidate:
     return replace(found.told(notes=tuple(notes)), lower=min(floor, found.lower), why=WORDS)
 
 
+def of_these_parts(of: str) -> str:
+    """What the figures of a plan are of, for people.
+
+    Args:
+        of: what is in parts.
+    """
+    return (
+        f"figures and proof of the plan are of the {of} in these parts; other parts may do better"
+    )
+
+
 @dataclass
 class InParts(ABC):
     """Plans with something in parts.
@@ -181,11 +192,7 @@ class InParts(ABC):
         """
         names = tuple(op.name for op in split.graph.ops)
         self._seen(Known(split, split.store_all_peak, split.beside.total, names, False))
-        proof = (
-            f"figures and proof of the plan are of the {of} in these parts; other parts may do "
-            "better"
-        )
-        return split.noted(f"computed in parts: {what}", proof)
+        return split.noted(f"computed in parts: {what}", of_these_parts(of))
 
     def _seen(self, known: Known) -> None:
         if self.smallest is None or self._works(known) < self._works(self.smallest):
