@@ -120,14 +120,14 @@ def _sizes_and_colours(problem: Problem, lumped: bool) -> tuple[Floats, Index]:
     first, count = problem.host_inputs, problem.ops - problem.host_inputs
     union = Union(count)
     reader: dict[int, int] = {}
-    size = np.zeros(count)
+    size, weights = np.zeros(count), problem.weight.max(axis=0)
     for op in range(count):
         if lumped:
             size[op] = float(sum(problem.size[0, v] for v in problem.writes[op + first]))
         for weight in problem.uses[op + first].tolist():
-            tied = lumped and problem.weight[weight] >= TIED
+            tied = lumped and weights[weight] >= TIED
             if weight not in reader or (lumped and not tied):
-                size[op] += float(problem.weight[weight])
+                size[op] += float(weights[weight])
             elif tied:
                 union.join(op, reader[weight])
             reader.setdefault(weight, op)

@@ -93,7 +93,7 @@ def least_budgets(problem: Problem) -> list[int]:
 
 
 def _need(lists: ProblemLists, op: int, device: int) -> int:
-    weight, (tied, bytes_) = lists.problem.weight, lists.tied[device]
+    weight, (tied, bytes_) = lists.problem.weight[device], lists.tied[device]
     weights = bytes_ + sum(int(weight[w]) for w in set(lists.uses[op]) - tied)
     return int(lists.problem.fixed[device]) + weights + lists.least_run(device, op)
 

@@ -62,7 +62,8 @@ class Devices:
         allowed: where each op may run, shape (D, n) of booleans (pins); everywhere when None.
         group: colocation group per op, -1 for none.
         required: device per value where it must be at the end, -1 for any; for kept values only.
-        uses, weight: weights each op reads (n rows) and their bytes.
+        uses, weight: weights each op reads (n rows) and their bytes, shape (w,), or (D, w) where they
+            are not the same on every device.
         fixed: bytes resident throughout per device, shape (D,). When None: ``problem.fixed`` less
             the bytes of ``weight`` on every device that computes, 0 on the others.
         host_inputs: graph inputs that lie on a device; each becomes an op in front, so ops of
@@ -106,7 +107,8 @@ def on_devices(problem: Problem, given: Devices) -> Problem:
         problem.work if given.work is None else np.asarray(given.work), (devices, ops)
     )
     sizes = np.broadcast_to(problem.size, (devices, problem.values))
-    weights = np.asarray([] if given.weight is None else given.weight, np.int64)
+    weights = np.atleast_2d(np.asarray([] if given.weight is None else given.weight, np.int64))
+    weights = np.array(np.broadcast_to(weights, (devices, weights.shape[1])))
     placed = np.asarray(ANY if given.required is None else given.required)
     base = Problem(
         names=tuple(given.names) if given.names else tuple(f"device{d}" for d in range(devices)),
@@ -136,7 +138,7 @@ def _fixed(
 ) -> NDArray[np.int64]:
     if fixed is not None:
         return np.array(fixed, np.int64, ndmin=1)
-    rest = max(0, int(problem.fixed[0]) - int(weights.sum()))
+    rest = np.maximum(0, int(problem.fixed[0]) - weights.sum(axis=1))
     return np.where(np.isfinite(cost).any(axis=1), rest, 0).astype(np.int64)
 
 

@@ -95,7 +95,7 @@ class Problem:
             group are on one device.
         uses: weights each op reads (n rows); a weight is resident throughout on every device on
             which some op that reads it runs.
-        weight: bytes of each weight, shape (w,).
+        weight: bytes that each weight takes on each device, shape (D, w).
         fixed: bytes resident throughout on each device, shape (D,).
         host_inputs: number of leading ops that only stand for graph inputs.
         copy_busy: seconds of a copy's own that also keep the device it comes from (0) and the one
@@ -171,7 +171,7 @@ class Problem:
     @cached_property
     def resident(self) -> int:
         """Bytes in memory throughout when the first device runs every op: ``fixed`` and weights."""
-        return int(self.fixed[0]) + int(self.weight[np.unique(self.uses.index)].sum())
+        return int(self.fixed[0]) + int(self.weight[0, np.unique(self.uses.index)].sum())
 
     @cached_property
     def skeleton(self) -> Problem:
@@ -262,6 +262,6 @@ class OneDevice:
             recompute=np.asarray(self.recompute, np.bool_),
             group=np.full(ops, ANY, np.int32),
             uses=Rows(np.zeros(ops + 1, np.int32), np.zeros(0, np.int32)),
-            weight=np.zeros(0, np.int64),
+            weight=np.zeros((1, 0), np.int64),
             fixed=np.asarray([self.fixed], np.int64),
         )

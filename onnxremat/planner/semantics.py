@@ -275,7 +275,7 @@ class _Walk:
         }
         total = problem.fixed.astype(np.int64).copy()
         for device, weight in there:
-            total[device] += int(problem.weight[weight])
+            total[device] += int(problem.weight[device, weight])
         return total
 
 

@@ -49,7 +49,7 @@ def shared() -> Problem:
     """Ops 0 and 2 read a large weight, 0, 2 and 3 a small one."""
     made = problem([[0.001] * 4] * 2)
     uses = Rows.of([[0, 1], [], [0, 1], [1]])
-    return replace(made, uses=uses, weight=np.asarray([TIED, 10], np.int64))
+    return replace(made, uses=uses, weight=np.asarray([[TIED, 10]] * made.devices, np.int64))
 
 
 def test_ops_that_read_one_large_weight_share_a_device() -> None:

@@ -51,6 +51,7 @@ def random_device_problem(
             allowed[:, op] = True
     weights = [draw.randint(1, 6) for _ in range(draw.choice([0, 0, 1, 2]))]
     uses = [[w for w in range(len(weights)) if draw.random() < 0.4] for _ in range(ops)]
+    own = np.random.default_rng(seed).integers(0, 7, (devices, len(weights)))  # on each device
     given = []
     if draw.random() < 0.3:
         size = draw.randint(1, 6)
@@ -58,7 +59,7 @@ def random_device_problem(
         readers = tuple(op for op in range(ops) if draw.random() < 0.4)
         given = [HostInput(size, draw.randrange(devices), readers, link)]
     return on_devices(base, Devices(
-        cost, copy, allowed=allowed, group=group, weight=weights, uses=Rows.of(uses),
+        cost, copy, allowed=allowed, group=group, weight=own if seed % 3 else weights, uses=Rows.of(uses),
         required=[draw.choice([-1, draw.randrange(devices)]) for _ in range(base.values)],
         work=np.asarray([[w * draw.choice([0, 1]) for w in base.work[0]] for _ in range(devices)]),
         host_inputs=given,
@@ -205,13 +206,13 @@ def _holds(problem: Problem) -> Iterator[list[int]]:
 
 def _residences(problem: Problem) -> Iterator[tuple[list[list[bool]], list[int]]]:
     """(may op run on device, bytes resident there) for each choice of weights and groups."""
-    devices, weights = range(problem.devices), range(len(problem.weight))
+    devices, weights = range(problem.devices), range(problem.weight.shape[1])
     groups = sorted({int(g) for g in problem.group if g >= 0})
     uses = problem.uses.lists()
     places = list(product([False, True], repeat=problem.devices))
     for chosen in product(places, repeat=len(weights)):
         resident = [
-            int(problem.fixed[d]) + sum(int(problem.weight[w]) for w in weights if chosen[w][d])
+            int(problem.fixed[d]) + sum(int(problem.weight[d, w]) for w in weights if chosen[w][d])
             for d in devices
         ]
         for homes in product(devices, repeat=len(groups)):

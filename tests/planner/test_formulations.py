@@ -106,7 +106,7 @@ def test_two_devices_products_linear_form_and_brute_force_agree(seed: int) -> No
 def test_the_random_problems_have_every_feature() -> None:
     problems = [random_device_problem(s, 3 + s % 2, plain=s % 7 == 0, kept=0.3) for s in FEATURES]
     assert any(p.host_inputs for p in problems)
-    assert any(len(p.weight) for p in problems)
+    assert any(p.weight.size for p in problems)
     assert any((p.group >= 0).any() for p in problems)
     assert any((p.required >= 0).any() for p in problems)
     assert any(p.inplace.lists() != [[]] * p.ops for p in problems)

@@ -45,7 +45,7 @@ def add_memory(made: CutModel, interval: int, device: int) -> None:
 
 def _add_resident(made: CutModel, device: int, weight: dict[int, int]) -> None:
     """Weights of the network join a memory row."""
-    sizes = made.lists.problem.weight
+    sizes = made.lists.problem.weight[device]
     for (d, item), column in made.resident.items():
         if d == device and sizes[item]:
             weight[column] = int(sizes[item])

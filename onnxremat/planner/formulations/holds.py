@@ -91,7 +91,7 @@ class Holds:
                 weight[ran] = weight.get(ran, 0) - size[value]
         for (device, item), column in made.resident.items():
             if device == d:
-                weight[column] = int(lists.problem.weight[item])
+                weight[column] = int(lists.problem.weight[d, item])
         scale = SCALE / max(1, made.budgets[d])
         terms = [(column, bytes_ * scale) for column, bytes_ in weight.items()]
         made.model.row(terms, upper=room * scale)
@@ -132,7 +132,7 @@ class Holds:
         carried = np.maximum(0.0, _numbers(made.carry[b + 1][device], point) - ran[producer])
         stays = np.asarray([not into for into in lists.into[device]], np.bool_)
         room = made.room(device) - sum(
-            float(point[column]) * float(lists.problem.weight[item])
+            float(point[column]) * float(lists.problem.weight[d, item])
             for (d, item), column in made.resident.items()
             if d == device
         )

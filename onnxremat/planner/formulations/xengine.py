@@ -67,7 +67,7 @@ class Grid:
         """Devices that could be asked for more than their budget; the others get no memory rows."""
         problem = self.layout.problem
         most = [
-            int(problem.fixed[d]) + int(problem.weight.sum())
+            int(problem.fixed[d]) + int(problem.weight[d].sum())
             + sum(self.layout.size[d]) + max(self.layout.work[d], default=0)
             for d in self.layout.devices
         ]  # fmt: skip
@@ -325,7 +325,7 @@ class _Builder:
         wiring, model, layout = self.wiring, self.model, self.layout
         size, budget = layout.size[device], self.grid.budgets[device]
         scale = SCALE / max(1, budget)
-        weight = layout.problem.weight
+        weight = layout.problem.weight[device]
         change: Terms = [(c, int(weight[w]) * scale) for w, c in self.weights[device].items()]
         change += [
             (self.made.retain[device, stage, value], size[value] * scale)

@@ -55,7 +55,7 @@ class Arrays(NamedTuple):
     use_index: Ints
     reader_start: Ints
     reader_index: Ints
-    weight: Bytes  # (w,)
+    weight: Bytes  # (D, w)
     fixed: Bytes  # (D,)
     budget: Bytes  # (D,)
     keep: Flags  # (m,)
@@ -93,7 +93,7 @@ class Scratch(NamedTuple):
 ARRAYS = types.NamedTuple(
     (
         F64_2D, I64_2D, I64_2D, F64_3D, F64_3D, I32, I32, I32, I32, I32, I32, I32, I32, I32, I32,
-        I64, I64, I64, U8, I32, I32, U8, I32, U8,
+        I64_2D, I64, I64, U8, I32, I32, U8, I32, U8,
     ),
     Arrays,
 )  # fmt: skip
@@ -216,7 +216,7 @@ def scratch_for(arrays: Arrays, steps: int, seed: int) -> Scratch:
         current=np.zeros((devices, values + 1), np.int32),
         seen=ints(arrays.cost.shape[1] + 1),
         home=ints(groups),
-        there=np.zeros((devices, len(arrays.weight) + 1), np.int32),
+        there=np.zeros((devices, arrays.weight.shape[1] + 1), np.int32),
         resident=np.zeros(devices, np.int64),
         use=np.zeros((devices, steps + 2), np.int64),
         peak=np.zeros(devices, np.int64),

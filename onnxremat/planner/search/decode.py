@@ -172,7 +172,7 @@ def _place(p: Arrays, t: Pass, op: int, reluctance: float) -> int:
                 late += reluctance
             finish = max(finish, ready)
         for k in range(p.use_start[op], p.use_start[op + 1]):
-            over += 0 if t.used[d, p.use_index[k]] else p.weight[p.use_index[k]]
+            over += 0 if t.used[d, p.use_index[k]] else p.weight[d, p.use_index[k]]
         finish, over = finish + late, max(0, over)
         first = best < 0 or over < least or (over == least and finish < soonest)
         if finish < np.inf and first:
@@ -210,7 +210,7 @@ def list_schedule(p: Arrays, t: Pass, order: Ints, reluctance: float) -> int:
         t.free[where] = t.start[count] + p.cost[where, op]
         count += 1
         for k in range(p.use_start[op], p.use_start[op + 1]):
-            t.live[where] += 0 if t.used[where, p.use_index[k]] else p.weight[p.use_index[k]]
+            t.live[where] += 0 if t.used[where, p.use_index[k]] else p.weight[where, p.use_index[k]]
             t.used[where, p.use_index[k]] = 1
         for k in range(p.write_start[op], p.write_start[op + 1]):
             value = p.write_index[k]

@@ -146,8 +146,8 @@ def _profile(p: Arrays, s: Scratch, schedule: Ints, steps: int) -> None:
             s.use[d, s.death[instance] + 1] -= size
     for d in range(devices):
         live = p.fixed[d]
-        for w in range(len(p.weight)):
-            live += p.weight[w] if s.there[d, w] else 0
+        for w in range(p.weight.shape[1]):
+            live += p.weight[d, w] if s.there[d, w] else 0
         s.resident[d] = peak = live
         budget = p.budget[d]
         for step in range(steps):

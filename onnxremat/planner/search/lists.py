@@ -212,7 +212,7 @@ def _state(search: Search) -> Pass:
         ahead=np.zeros(devices, np.float64),
         free=np.zeros(devices, np.float64),
         live=np.zeros(devices, np.int64),
-        used=np.zeros((devices, len(problem.weight)), np.uint8),
+        used=np.zeros((devices, problem.weight.shape[1]), np.uint8),
         home=np.zeros(int(problem.group.max(initial=0)) + 1, np.int64),
         unread=np.zeros(values, np.int64),
         excess=_excess(search),

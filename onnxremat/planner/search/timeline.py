@@ -60,7 +60,7 @@ SINGLE = types.NamedTuple(
 
 def single_of(arrays: Arrays) -> Single:
     """The first device, which runs every op."""
-    weights = arrays.weight[np.unique(arrays.use_index)].sum()
+    weights = arrays.weight[0, np.unique(arrays.use_index)].sum()
     rows = {name: getattr(arrays, name) for name in Single._fields[3:-1]}
     return Single(
         arrays.cost[0], arrays.work[0], arrays.size[0], **rows,
