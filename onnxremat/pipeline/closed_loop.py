@@ -62,11 +62,13 @@ class Aim:
     Attributes:
         limits: bytes per device; less than the budgets once carrying a plan out took more.
         price: seconds per partition, likewise, on devices whose partitions hold their buffers.
+        per_byte: bytes that these keep for each that an op writes there, once that was seen.
         order: of first runs, of which alone something is proven: () where that is any.
     """
 
     limits: Mapping[str, float]
     price: Mapping[str, float] = field(default_factory=dict)
+    per_byte: Mapping[str, float] = field(default_factory=dict)
     rounds: int = 0
     order: tuple[int, ...] = ()
 
@@ -98,6 +100,10 @@ class Target(Protocol[S]):
     @property
     def limits(self) -> Mapping[str, int]:
         """Bytes per device that has a limit, to plan for."""
+
+    @property
+    def aim(self) -> Aim:
+        """What the first round plans for."""
 
     @property
     def beside(self) -> int:
@@ -147,6 +153,7 @@ class Candidate:
         limits: bytes for weights and values per device that has a limit.
         measured: the run under the meter, None where nothing was run.
         rounds: how often planning was repeated because a budget was missed.
+        aim: what it was planned for in the last of them.
         lower, why: no budget below ``lower`` bytes can work, where the smallest was asked for.
     """
 
@@ -155,6 +162,7 @@ class Candidate:
     limits: Mapping[str, int]
     measured: Measured | None
     rounds: int = 0
+    aim: Aim | None = None
     lower: int = 0
     why: str = ""
 
@@ -253,7 +261,7 @@ def attempt(
     if options.stopped:
         raise NoPlanError("stopped before planning began")
     options = options.begun()
-    aim, late = Aim(target.limits), 0
+    aim, late = target.aim, 0
     over: dict[str, int] = {}
     first: S | None = None
     for round_ in range(rounds):
@@ -267,7 +275,7 @@ def attempt(
             break
         candidate, over = carried_out(target, aim, found, first)
         if not over:
-            return replace(candidate, rounds=round_)
+            return replace(candidate, rounds=round_, aim=aim)
         aim = target.lower(aim, found, candidate.artifact, over)
         warm = target.start(found)
     assert first is not None

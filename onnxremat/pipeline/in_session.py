@@ -331,6 +331,11 @@ class OneSession:
         return {CPU: self.limit.planned}
 
     @property
+    def aim(self) -> Aim:
+        """The limit."""
+        return Aim(self.limits)
+
+    @property
     def beside(self) -> int:
         """Bytes that the process takes beside them, and the budget counts."""
         return self.prepared.beside.total

@@ -62,8 +62,8 @@ class Devices:
         allowed: where each op may run, shape (D, n) of booleans (pins); everywhere when None.
         group: colocation group per op, -1 for none.
         required: device per value where it must be at the end, -1 for any; for kept values only.
-        uses, weight: weights each op reads (n rows) and their bytes, shape (w,), or (D, w) where they
-            are not the same on every device.
+        uses, weight: weights each op reads (n rows) and their bytes, shape (w,), or (D, w) where
+            they are not the same on every device.
         fixed: bytes resident throughout per device, shape (D,). When None: ``problem.fixed`` less
             the bytes of ``weight`` on every device that computes, 0 on the others.
         host_inputs: graph inputs that lie on a device; each becomes an op in front, so ops of

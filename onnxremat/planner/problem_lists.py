@@ -192,7 +192,9 @@ class ProblemLists:
             if len(able) == 1:
                 found[able[0]].update(uses)
         weight = self.problem.weight
-        return [(frozenset(row), sum(int(weight[d, w]) for w in row)) for d, row in enumerate(found)]
+        return [
+            (frozenset(row), sum(int(weight[d, w]) for w in row)) for d, row in enumerate(found)
+        ]
 
     @property
     def _ops(self) -> range:

@@ -15,17 +15,17 @@ from onnxremat.device.machine import Machine
 from onnxremat.errors import UsageError
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.limits import check
+from onnxremat.pipeline.devices.kept_of_ops import kept_of_ops
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.devices.state_homes import state_homes
 from onnxremat.planner.makespan import timing
 from onnxremat.planner.on_devices import MOST, Devices, HostInput, on_devices
 from onnxremat.planner.plan_steps import Names, to_plan
-from onnxremat.planner.problem import Floats, Problem, Rows
+from onnxremat.planner.problem import Bytes, Floats, Problem, Rows
 from onnxremat.planner.reduce import Reduced, reduce
 from onnxremat.planner.schedule import InvalidScheduleError, Schedule
 from onnxremat.planner.semantics import peaks
 from onnxremat.schedule.plan import Compute, Free, Plan, Provenance, Step, Transfer
-from onnxremat.session.process import SESSION, further_bytes
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ def device_model(
     site: Site,
     tables: Mapping[str, CostTable],
     pairs: Sequence[tuple[str, str]] = (),
+    per_byte: Mapping[str, float] | None = None,
 ) -> DeviceModel:
     """Numbers for the device planner.
 
@@ -67,6 +68,7 @@ def device_model(
         site: by its limits state is divided between devices that hold it.
         tables: costs per computing device; an op that is not in a table cannot run there.
         pairs: (input, output) tensors that share a buffer: the new value takes none of its own.
+        per_byte: bytes that devices keep for each that an op writes there, where that was seen.
 
     Raises:
         UsageError: a pattern matches no op, an op can run on no device, or too many devices.
@@ -97,8 +99,8 @@ def device_model(
     place = {name: index for index, name in enumerate(weights)}
     reads = [[root.get(name, name) for name in op.reads] for op in ops]
     uses = [[place[name] for name in dict.fromkeys(row) if name in place] for row in reads]
-    kept = _structures(graph, site, len(ops))
-    if kept:  # as weights that the ops of a device read: all of them one, and each its own
+    kept = kept_of_ops(graph, ops, site, per_byte or {})
+    if kept.size:  # as weights that the ops of a device read: all of them one, and each its own
         uses = [[*row, len(weights), len(weights) + 1 + op] for op, row in enumerate(uses)]
     values = [name for op in ops for name in op.writes]
     updated = {new for _, new in pairs}
@@ -114,7 +116,7 @@ def device_model(
         work=work,
         allowed=allowed,
         uses=Rows.of(uses),
-        weight=np.asarray([*(graph.tensors[n].bytes for n in weights), *kept], np.int64),
+        weight=_weights(graph, weights, kept),
         fixed=np.asarray(
             [sum(graph.tensors[n].bytes for n, at in homes.items() if at == d)
              + site.counted.given.get(d, 0) for d in machine.names], np.int64),
@@ -126,15 +128,10 @@ def device_model(
     return DeviceModel(graph, machine, reduced, problem, names)
 
 
-def _structures(graph: Graph, site: Site, ops: int) -> list[int]:
-    """Bytes that are kept of a session on a device that runs anything, and of each op with its
-    views; empty where budgets do not count them, or count some on another device."""
-    machine = site.machine
-    apart = any(device.computes and not device.in_host_memory for device in machine.devices)
-    if apart or not site.counted.sessions:
-        return []
-    nodes = further_bytes(graph) - further_bytes()
-    return [SESSION + further_bytes(), *[nodes // ops] * ops]
+def _weights(graph: Graph, weights: Sequence[str], kept: Bytes) -> Bytes:
+    """Bytes of weights, and of what is kept, on each device."""
+    own = np.asarray([graph.tensors[name].bytes for name in weights], np.int64)
+    return np.hstack([np.tile(own, (len(kept), 1)), kept])
 
 
 def _costs(

@@ -176,6 +176,7 @@ def best(target: SeveralDevices, trials: Trials, warm: Schedule | None = None) -
     made = attempt(target, options.within(FIRST), warm)
     if isinstance(made, Unfit):
         return made
+    target = replace(target, learned=made.aim or target.learned)
     best = last = trials.run(target, made)
     if options.method.formulation:  # the plan of that model, with its costs
         return best

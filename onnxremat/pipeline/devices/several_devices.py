@@ -16,6 +16,7 @@ from onnxremat.ort.profile import Feeds
 from onnxremat.pipeline.artifact import Artifact
 from onnxremat.pipeline.closed_loop import Aim
 from onnxremat.pipeline.devices.device_plan import DeviceModel, device_model
+from onnxremat.pipeline.devices.kept_of_ops import seen_per_byte
 from onnxremat.pipeline.devices.over_devices import OverDevices
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.limits import on_top
@@ -33,7 +34,7 @@ from onnxremat.planner.problem_lists import ProblemLists
 from onnxremat.planner.reasons import named
 from onnxremat.planner.schedule import Schedule
 from onnxremat.planner.semantics import peaks, seconds
-from onnxremat.planner.solution import Certificate, Solution, Status
+from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
 from onnxremat.units import format_bytes
 
 PRICE, DEARER = 3e-4, 4.0  # seconds per partition of a provider that holds buffers for good
@@ -48,6 +49,7 @@ class SeveralDevices:
         tables: costs per device that computes.
         gap: share of the reference time at which found and bound count as equal.
         known: what partitions hold, kept from plan to plan.
+        learned: by an earlier plan, of partitions that hold their buffers.
     """
 
     prepared: Prepared
@@ -56,11 +58,17 @@ class SeveralDevices:
     log: Phases
     gap: float = 5e-4
     known: Known = field(default_factory=dict)
+    learned: Aim = field(default_factory=lambda: Aim({}))
 
     @property
     def limits(self) -> Mapping[str, int]:
         """Bytes per device that has a limit."""
         return self.site.limits
+
+    @property
+    def aim(self) -> Aim:
+        """The limits, with what was learned."""
+        return Aim(self.limits, self.learned.price, self.learned.per_byte)
 
     @property
     def beside(self) -> int:
@@ -82,6 +90,13 @@ class SeveralDevices:
         prepared = self.prepared
         return device_model(prepared.graph, self.site, self.tables, prepared.in_place)
 
+    def _model(self, aim: Aim) -> DeviceModel:
+        """With what was learned of partitions that hold their buffers."""
+        if not (aim.price or aim.per_byte):
+            return self.model
+        prepared, tables = self.prepared, self._priced(aim.price)
+        return device_model(prepared.graph, self.site, tables, prepared.in_place, aim.per_byte)
+
     def under(self, tables: Mapping[str, CostTable]) -> SeveralDevices:
         """The same with other costs."""
         return replace(self, tables=tables)
@@ -93,7 +108,8 @@ class SeveralDevices:
         now = on_top(prepared, site.machine, site.counted)
         for name in site.shares & limits.keys():
             limits[name] += now[name] - before[name]
-        return replace(self, prepared=prepared, site=replace(site, limits=limits), known={})
+        site = replace(site, limits=limits)
+        return replace(self, prepared=prepared, site=site, known={}, learned=Aim({}))
 
     def alone(self, name: str) -> SeveralDevices:
         """The same with one device that computes."""
@@ -114,15 +130,24 @@ class SeveralDevices:
 
     def solve(self, aim: Aim, options: PlanOptions, warm: Schedule | None = None) -> Solution:
         """Plan; see :class:`~onnxremat.pipeline.closed_loop.Target`."""
-        model = self.under(self._priced(aim.price)).model if aim.price else self.model
+        model = self._model(aim)
         budgets = [aim.limits.get(name, inf) for name in self.site.machine.names]
         options = replace(
             options, objective=self.site.objective, fixed_order=self.prepared.settings.fixed_order
         )
-        found = self._read(plan_by(model.problem, budgets, options, warm), aim)
-        if found.schedule is None or not aim.price:
-            return found
-        return self._judged(found, found.schedule, aim)  # without the price
+        found = plan_by(model.problem, budgets, options, warm)
+        found = found if model is self.model else self._unproven(found, aim)
+        return self._read(found, aim)
+
+    def _unproven(self, found: Solution, aim: Aim) -> Solution:
+        """An answer with the numbers of the model without what was learned, of which a proof with
+        it says nothing."""
+        problem = self.model.problem
+        proof = Certificate(problem.least_seconds, "least run", any_order=True)
+        unknown = unsolved(Status.UNKNOWN, proof, found.notes)
+        if found.schedule is None:
+            return unknown
+        return bounded(problem, self._judged(found, found.schedule, aim), unknown, self.gap)
 
     def _read(self, found: Solution, aim: Aim) -> Solution:
         """Without first runs of which nothing is read; where some go, that is another order, of
@@ -176,18 +201,30 @@ class SeveralDevices:
 
     def lower(self, aim: Aim, found: Solution, artifact: Artifact, over: Mapping[str, int]) -> Aim:
         """Plan for less from here on. A partition of a provider that compiles it holds its buffers
-        for good: there, fewer partitions are what helps, and their price goes up."""
+        for good. There, what it was seen to hold is planned with; and fewer partitions are what
+        helps: their price goes up, at first to what they gain."""
         assert isinstance(artifact, OverDevices)
+        assert found.schedule is not None
         machine, parts = self.site.machine, artifact.made.parts.partitions
-        price = {}
-        for name in over:
-            count = sum(part.device == name for part in parts)
-            if machine.device(name).opaque and count > 1:
-                dearer = DEARER * aim.price.get(name, PRICE / DEARER)
-                price[name] = dearer if dearer <= MOST else inf
         planned = dict(zip(machine.names, map(float, found.peaks), strict=True))
-        rest = {name: more for name, more in over.items() if name not in price}
-        return replace(aim.less(planned, rest), price={**aim.price, **price})
+        opaque = [name for name in over if machine.device(name).opaque]
+        price, per_byte = dict(aim.price), dict(aim.per_byte)
+        for name in opaque:
+            held = self.limits[name] + over[name]
+            device = machine.names.index(name)
+            seen = seen_per_byte(self.model.problem, found.schedule, device, held)
+            per_byte[name] = max(seen, per_byte.get(name, 0.0))
+            count = sum(part.device == name for part in parts)
+            if count > 1:
+                dearer = DEARER * price[name] if name in price else self._gained(found) / count
+                price[name] = max(PRICE, dearer) if dearer <= MOST else inf
+        lower = aim.less(planned, {name: over[name] for name in over if name not in opaque})
+        return replace(lower, price=price, per_byte=per_byte)
+
+    def _gained(self, found: Solution) -> float:
+        """Seconds by which a plan is quicker than the quickest device alone; 0 where it is not, or
+        none can run all ops."""
+        return max(0.0, (self.model.problem.alone or 0.0) - found.value)
 
     def refusal(self, found: Solution) -> InfeasibleError | NoPlanError:
         """Why no device can do it. What is proven for the order of the graph alone, which is where
