@@ -59,7 +59,8 @@ def random_device_problem(
         readers = tuple(op for op in range(ops) if draw.random() < 0.4)
         given = [HostInput(size, draw.randrange(devices), readers, link)]
     return on_devices(base, Devices(
-        cost, copy, allowed=allowed, group=group, weight=own if seed % 3 else weights, uses=Rows.of(uses),
+        cost, copy, allowed=allowed, group=group, uses=Rows.of(uses),
+        weight=own if seed % 3 else weights,
         required=[draw.choice([-1, draw.randrange(devices)]) for _ in range(base.values)],
         work=np.asarray([[w * draw.choice([0, 1]) for w in base.work[0]] for _ in range(devices)]),
         host_inputs=given,

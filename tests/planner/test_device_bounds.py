@@ -309,7 +309,8 @@ def test_weights_of_ops_that_run_nowhere_else_are_there_throughout() -> None:
     """Each op alone fits; all of them together do not, and that is seen without a search."""
     free = random_device_problem(3, 6, devices=2, plain=True)
     ops = np.arange(free.ops)
-    own = replace(free, uses=Rows.of([[op] for op in ops]), weight=np.full((free.devices, free.ops), 1000))
+    weight = np.full((free.devices, free.ops), 1000)
+    own = replace(free, uses=Rows.of([[op] for op in ops]), weight=weight)
     bound = replace(own, cost=np.where([[True], [False]], own.cost, inf))
     least = least_budgets(bound)[0]
     assert least > 1000 * free.ops > max(least_budgets(own))
