@@ -19,14 +19,17 @@ from onnxremat import api
 from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
-from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
+from onnxremat.errors import InfeasibleError, NoPlanError, UnsupportedError, UsageError
+from onnxremat.fission.region import Region
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline import priced, ways
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.in_parts import fission_ways
 from onnxremat.pipeline.in_parts.fission_ways import RegionsInParts
 from onnxremat.pipeline.planned import plan_of_model, read_planned
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
@@ -156,6 +159,44 @@ def test_the_least_memory() -> None:
     parts = _optimised("min")
     assert parts.candidate.held < whole.candidate.held / 2
     np.testing.assert_equal(parts.facts()["bit_equal"], True)
+
+
+def test_where_another_order_of_sums_gives_another_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the class of a pixel, which the last bit may decide: then no normalisation is written out,
+    and where nothing else goes in parts, that is why."""
+    g = Drawn(2)
+    g.shapes["x"] = (1, 1, 64, 64)
+    x, shape = "x", (1, 8, 64, 64)
+    for before in (1, 8):
+        x = g.op("Conv", [x, g.weight(8, before, 3, 3)], shape, pads=[1] * 4)
+    scale, bias = g.constant(np.full(8, 0.5)), g.constant(np.arange(8) / 10)
+    x = g.op("InstanceNormalization", [x, scale, bias], shape)
+    for after in (8, 1):
+        x = g.op("Conv", [x, g.weight(after, 8, 3, 3)], (1, after, 64, 64), pads=[1] * 4)
+    model, made = g.model("x", [x]), fission_ways.prepare_fission
+    refused = list[bool]()
+
+    def prepare(prepared: Prepared, regions: tuple[Region, ...], *more: Any) -> Prepared:
+        written = any("/opened/" in name for region in regions for name in region.ops)
+        refused.append(written or refuses)
+        if refused[-1]:
+            raise UnsupportedError("output 'y' is another one", why="it differs by 1e-6")
+        return made(prepared, regions, *more)
+
+    def smallest() -> api.OptimizeResult:
+        refused.clear()
+        return api.optimize(
+            model, budget="min", settings=SETTINGS, options=replace(OPTIONS, work=100), bench_seconds=0
+        )
+
+    monkeypatch.setattr(fission_ways, "prepare_fission", prepare)
+    refuses = False
+    found = smallest()
+    assert refused == [True, False]
+    assert found.facts()["fission"]
+    refuses = True
+    notes = smallest().facts()["notes"]
+    assert any("parts may need less: output 'y' is another one" in note for note in notes)
 
 
 def test_the_least_memory_without_time_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
