@@ -20,7 +20,7 @@ from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
 from onnxremat.errors import InfeasibleError, NoPlanError, UnsupportedError, UsageError
-from onnxremat.fission.region import Region
+from onnxremat.fission.choosers import Choosers
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline import priced, ways
@@ -161,42 +161,29 @@ def test_the_least_memory() -> None:
     np.testing.assert_equal(parts.facts()["bit_equal"], True)
 
 
-def test_where_another_order_of_sums_gives_another_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the class of a pixel, which the last bit may decide: then no normalisation is written out,
-    and where nothing else goes in parts, that is why."""
-    g = Drawn(2)
-    g.shapes["x"] = (1, 1, 64, 64)
-    x, shape = "x", (1, 8, 64, 64)
-    for before in (1, 8):
-        x = g.op("Conv", [x, g.weight(8, before, 3, 3)], shape, pads=[1] * 4)
-    scale, bias = g.constant(np.full(8, 0.5)), g.constant(np.arange(8) / 10)
-    x = g.op("InstanceNormalization", [x, scale, bias], shape)
-    for after in (8, 1):
-        x = g.op("Conv", [x, g.weight(after, 8, 3, 3)], (1, after, 64, 64), pads=[1] * 4)
-    model, made = g.model("x", [x]), fission_ways.prepare_fission
-    refused = list[bool]()
+def test_where_regions_give_another_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the class of a pixel, which the last bit may decide: then nothing is written out as other
+    operators, and where that does not help either, it is why there is no plan."""
+    made, ways_of = fission_ways.prepare_fission, fission_ways.choosers_for
+    refusals, plain = [True], list[bool]()
 
-    def prepare(prepared: Prepared, regions: tuple[Region, ...], *more: Any) -> Prepared:
-        written = any("/opened/" in name for region in regions for name in region.ops)
-        refused.append(written or refuses)
-        if refused[-1]:
+    def prepare(*given: Any) -> Prepared:
+        if refusals and refusals.pop():
             raise UnsupportedError("output 'y' is another one", why="it differs by 1e-6")
-        return made(prepared, regions, *more)
+        return made(*given)
 
-    def smallest() -> api.OptimizeResult:
-        refused.clear()
-        return api.optimize(
-            model, budget="min", settings=SETTINGS, options=replace(OPTIONS, work=100), bench_seconds=0
-        )
+    def choosers(*given: Any, as_it_is: bool, **more: Any) -> Choosers:
+        plain.append(as_it_is)
+        return ways_of(*given, as_it_is=as_it_is, **more)
 
     monkeypatch.setattr(fission_ways, "prepare_fission", prepare)
-    refuses = False
-    found = smallest()
-    assert refused == [True, False]
-    assert found.facts()["fission"]
-    refuses = True
-    notes = smallest().facts()["notes"]
-    assert any("parts may need less: output 'y' is another one" in note for note in notes)
+    monkeypatch.setattr(fission_ways, "choosers_for", choosers)
+    assert _optimised(WHOLE * 5 // 8).facts()["fission"]
+    assert plain[-1]
+    assert plain.count(True) == 1
+    refusals += [True] * 9
+    with pytest.raises(NoPlanError, match=r"output 'y' is another one \(it differs by 1e-6\)"):
+        _optimised(WHOLE * 5 // 8)
 
 
 def test_the_least_memory_without_time_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:
