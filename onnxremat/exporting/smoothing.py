@@ -25,7 +25,7 @@ def smoothing_written_out() -> Iterator[None]:
             share = named.get("label_smoothing", 0.0)
             if function is torch.nn.functional.cross_entropy and share:
                 others = {k: v for k, v in named.items() if k not in ("label_smoothing", *_OLD)}
-                return _smoothed(torch, share, *args, **others)
+                return _smoothed(share, *args, **others)
             return function(*args, **named)
 
     with Written():
@@ -36,10 +36,12 @@ _OLD = ("size_average", "reduce")  # which PyTorch has made a reduction of by th
 
 
 def _smoothed(
-    torch: Any, share: float, x: Any, target: Any, weight: Any = None, *,
+    share: float, x: Any, target: Any, weight: Any = None, *,
     ignore_index: int = -100, reduction: str = "mean",
 ) -> Any:  # fmt: skip
     """(1 - share) of the loss of the labels, and share of the mean loss of all classes."""
+    import torch
+
     axis = min(x.dim() - 1, 1)
     classes = x.shape[axis]
     each = -torch.log_softmax(x, axis)

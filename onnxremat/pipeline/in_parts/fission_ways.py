@@ -40,7 +40,6 @@ def choosers_for(
     options: PlanOptions,
     log: Phases,
     needed: bool = False,
-    worked: Callable[[], float] = time.thread_time,
     *,
     structures: bool = False,
     as_it_is: bool = False,
@@ -51,7 +50,6 @@ def choosers_for(
     Args:
         needed: there is nothing else: it has its share of the command's time, of which planning may
             have less so that plans can be run, and goes on where the command is late.
-        worked: seconds of the processor so far.
         structures: limits count what a session keeps of nodes.
         as_it_is: no operator is written out as others, which add numbers in another order.
     """
@@ -60,21 +58,14 @@ def choosers_for(
     wholes = wholes_of(prepared.graph, prepared.costs, prepared.folder, structures=structures)
     wholes = wholes[:1] if as_it_is else wholes
     late = PASSING * passing(prepared, TIMES)  # for what is done with regions that are found
-    return Choosers(
-        wholes, _ending(options, log, needed, worked), lambda: needed and log.left <= late
-    )
+    return Choosers(wholes, _ending(options, log, needed), lambda: needed and log.left <= late)
 
 
-def _ending(
-    options: PlanOptions,
-    log: Phases,
-    needed: bool = False,
-    worked: Callable[[], float] = time.thread_time,
-) -> Callable[[], bool]:
+def _ending(options: PlanOptions, log: Phases, needed: bool = False) -> Callable[[], bool]:
     """When the choice of regions is to end; see :func:`choosers_for`."""
     left = max(options.left, log.unhindered) if needed and log.left < inf else options.left
-    until = worked() + SEARCH * left if options.work is None else inf
-    return lambda: options.stopped or worked() >= until or (log.left <= 0 and not needed)
+    until = time.thread_time() + SEARCH * left if options.work is None else inf
+    return lambda: options.stopped or time.thread_time() >= until or (log.left <= 0 and not needed)
 
 
 @dataclass
