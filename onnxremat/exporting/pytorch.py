@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onnxremat.errors import MissingComponentError, UnsupportedError, UsageError
+from onnxremat.exporting.smoothing import smoothing_written_out
 from onnxremat.grad.exported.listed import Parameters
 
 Inputs: TypeAlias = Any  # a tensor, a tuple or list of them, or a dict by argument name
@@ -347,12 +348,27 @@ def by_dynamo(
     it would rename an input that is returned."""
     torch = need_torch()
     shapes = {"dynamic_shapes": _dynamic_shapes(module, given, batched)} if batched else {}
-    with _quiet():
-        torch.onnx.export(
-            module, given.positional, str(path), kwargs=given.named or None, dynamo=True,
-            optimize=False, verbose=False, opset_version=opset, input_names=list(given.names),
-            external_data=True, keep_initializers_as_inputs=False, **shapes,
+    with _quiet(), smoothing_written_out():
+        program = torch.onnx.export(
+            module, given.positional, kwargs=given.named or None, dynamo=True, optimize=False,
+            verbose=False, opset_version=opset, input_names=list(given.names), **shapes,
         )  # fmt: skip
+        _name_results_apart(program.model.graph)
+        program.save(str(path), external_data=True, keep_initializers_as_inputs=False)
+
+
+def _name_results_apart(graph: Any) -> None:
+    """Give results names of their own: the exporter calls one after the operator (``mean``), also
+    where an input or a parameter of the module is called so, and the file is no model then."""
+    taken = {value.name for value in graph.inputs} | set(graph.initializers)
+    known = taken | {value.name for node in graph.all_nodes() for value in node.outputs}
+    for value in (value for node in graph.all_nodes() for value in node.outputs):
+        if value.name in taken:
+            name = f"{value.name}_result"
+            while name in known:
+                name += "_"
+            known.add(name)
+            value.name = name
 
 
 def _dynamic_shapes(module: Any, given: Arguments, batched: Sequence[str]) -> dict[str, Any]:
@@ -403,7 +419,7 @@ def by_tracing(
     axes: dict[str, dict[int, str]] = {name: {0: BATCH} for name in batched}
     if batched and outputs:
         axes.update({name: {0: BATCH} for name in outputs})
-    with _quiet():
+    with _quiet(), smoothing_written_out():
         torch.onnx.export(
             shell, given.tensors, str(path), dynamo=False, opset_version=opset,
             training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False,

@@ -3,7 +3,9 @@
 The exporters' own simplification folds parameters too, and what they write without it holds
 hundreds of ops on shapes, and sequences, which have no gradient. So onnxscript's simplification is
 run on the graph with every parameter as an input, which it cannot fold. So it is with numbers next
-to 0 and 1, which it takes for these: ``sqrt(x + 1e-8)`` would become ``sqrt(x)``.
+to 0 and 1, which it takes for these: ``sqrt(x + 1e-8)`` would become ``sqrt(x)``. Where gradients
+stop, an op stands that it has to leave, or ``(x - y) ** 2 + (x.detach() - y) ** 2`` would become
+twice the first.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.external_data_helper import uses_external_data
 
+from onnxremat.grad.exported.detached import is_stop
 from onnxremat.grad.tape import FLOATS
+from onnxremat.graph.ir import all_nodes
 
 DROPPING = "onnxremat_dropping"
+STOPPING = "onnxremat_stopping"
 TO_ZERO, TO_ONE = 2e-8, 2e-5  # onnxscript 0.7 takes 1e-8 for 0, and 1 + 1e-5 for 1
 
 
@@ -45,6 +50,7 @@ def simplified(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto
     graph.initializer.extend(others)
     graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in stored)
     _hold_dropouts(graph)
+    _hold_stops(graph)
     logger = logging.getLogger("onnxscript")
     level = logger.level
     try:
@@ -56,7 +62,8 @@ def simplified(model: onnx.ModelProto, kept: Collection[str]) -> onnx.ModelProto
         return model
     finally:
         logger.setLevel(level)
-    added = {*(t.name for t in stored), DROPPING}
+    _give_back_stops(made.graph)
+    added = {*(t.name for t in stored), DROPPING, STOPPING}
     for value in [value for value in made.graph.input if value.name in added]:
         made.graph.input.remove(value)
     made.graph.initializer.extend(stored)
@@ -99,6 +106,23 @@ def _hold_dropouts(graph: onnx.GraphProto) -> None:
         node.input.append(DROPPING)
     if found:
         graph.input.append(helper.make_tensor_value_info(DROPPING, onnx.TensorProto.BOOL, []))
+
+
+def _hold_stops(graph: onnx.GraphProto) -> None:
+    """Stops of gradients become a choice of one of two equal values by an input."""
+    found = [node for node in all_nodes(graph) if is_stop(node)]
+    for node in found:
+        node.op_type = "Where"
+        node.input[:] = [STOPPING, node.input[0], node.input[0]]
+    if found:
+        graph.input.append(helper.make_tensor_value_info(STOPPING, onnx.TensorProto.BOOL, []))
+
+
+def _give_back_stops(graph: onnx.GraphProto) -> None:
+    for node in all_nodes(graph):
+        if node.op_type == "Where" and node.input[0] == STOPPING:
+            node.op_type = "Identity"
+            node.input[:] = node.input[1:2]
 
 
 def name_outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> None:

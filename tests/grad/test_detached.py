@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxremat.errors import TrainingWarning
 from onnxremat.grad import differentiate, training_of
+from onnxremat.grad.exported.left_out import left_out_sums
 from onnxremat.ort.session import Options, open_session, session_options
 
 X = np.array([[0.5, -1.0, 2.0]], np.float32)
@@ -160,3 +161,23 @@ def test_equal_results_of_a_module_that_stops_nothing_are_not_warned_of() -> Non
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the module stops", TrainingWarning)
         gradient(_two_distances("tanh"))
+
+
+@pytest.mark.parametrize(
+    ("sums", "reader", "told"),
+    [
+        ("a b", "add_1", True),  # x / (a + b + 1e-9)
+        ("a b", "add", False),
+        ("s", "add", True),  # x / (s + 1e-9).sum()
+    ],
+)
+def test_a_small_number_that_was_added_to_a_sum_is_told(sums: str, reader: str, told: bool) -> None:
+    """The node says that it reads a sum, and no node says so of the one that is left."""
+    first = ["x", "w"] if sums == "a b" else ["x"]
+    nodes = [
+        said(node("Add" if sums == "a b" else "Relu", first, "a"), "op", "add" if sums == "a b"
+             else "relu", ["x", "p_w"]),
+        said(node("ReduceMean", ["a"], "r"), "sum", "sum_1", [reader]),
+        said(node("Div", ["x", "r"], "y"), "div", "div", ["x", "sum_1"]),
+    ]  # fmt: skip
+    assert bool(left_out_sums(net(nodes))) is told

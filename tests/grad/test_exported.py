@@ -631,6 +631,21 @@ def test_folded_normalizations_are_told() -> None:
     assert len(training_of(step).gradients) == 2
 
 
+def test_a_weight_that_was_computed_is_no_folded_normalization() -> None:
+    """A mask times the weight: the bias keeps its name, which a normalization would take."""
+    nodes = [
+        node("Conv", ["x", "onnx::Conv_3", "conv.bias"], "a", name="/conv/Conv"),
+        node("GlobalAveragePool", ["a"], "b"), node("Flatten", ["b"], "y"),
+    ]  # fmt: skip
+    net = model(nodes, {"onnx::Conv_3": draw(3, 2, 3, 3), "conv.bias": draw(3)}, x=(4, 2, 8, 8))
+    net.producer_name = "pytorch"
+    with pytest.warns(TrainingWarning) as warned:
+        differentiate(net, optimizer=None)
+    (text,) = [str(entry.message) for entry in warned]
+    assert "stored 1 tensors that it made of parameters" in text
+    assert "onnx::Conv_3" in text
+
+
 def test_what_the_exporter_computed_is_told_in_one_warning_with_every_name() -> None:
     """Of a net with a scale per layer, one line, that nobody has to read once per layer."""
     count = 9

@@ -19,14 +19,17 @@ from onnxremat import api
 from onnxremat.cli.args import parse_overhead
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.cost.table import CostTable
-from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
+from onnxremat.errors import InfeasibleError, NoPlanError, UnsupportedError, UsageError
+from onnxremat.fission.choosers import Choosers
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import write_model
 from onnxremat.pipeline import priced, ways
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.closed_loop import Candidate
+from onnxremat.pipeline.in_parts import fission_ways
 from onnxremat.pipeline.in_parts.fission_ways import RegionsInParts
 from onnxremat.pipeline.planned import plan_of_model, read_planned
+from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.ways import plan_within_budget
 from onnxremat.planner.options import PlanOptions
@@ -156,6 +159,31 @@ def test_the_least_memory() -> None:
     parts = _optimised("min")
     assert parts.candidate.held < whole.candidate.held / 2
     np.testing.assert_equal(parts.facts()["bit_equal"], True)
+
+
+def test_where_regions_give_another_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the class of a pixel, which the last bit may decide: then nothing is written out as other
+    operators, and where that does not help either, it is why there is no plan."""
+    made, ways_of = fission_ways.prepare_fission, fission_ways.choosers_for
+    refusals, plain = [True], list[bool]()
+
+    def prepare(*given: Any) -> Prepared:
+        if refusals and refusals.pop():
+            raise UnsupportedError("output 'y' is another one", why="it differs by 1e-6")
+        return made(*given)
+
+    def choosers(*given: Any, as_it_is: bool, **more: Any) -> Choosers:
+        plain.append(as_it_is)
+        return ways_of(*given, as_it_is=as_it_is, **more)
+
+    monkeypatch.setattr(fission_ways, "prepare_fission", prepare)
+    monkeypatch.setattr(fission_ways, "choosers_for", choosers)
+    assert _optimised(WHOLE * 5 // 8).facts()["fission"]
+    assert plain[-1]
+    assert plain.count(True) == 1
+    refusals += [True] * 9
+    with pytest.raises(NoPlanError, match=r"output 'y' is another one \(it differs by 1e-6\)"):
+        _optimised(WHOLE * 5 // 8)
 
 
 def test_the_least_memory_without_time_for_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,9 +247,12 @@ def test_what_takes_the_square_of_the_ops_has_a_limit(
     assert all(check.ok for check in made.checks)
 
 
-def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None) -> None:
+def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(
+    warm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long a busy machine takes for it; not by either where work is counted."""
     worked, now = [0.0], [0.0]
+    monkeypatch.setattr(fission_ways.time, "thread_time", lambda: worked[0])
     options, log = (
         PlanOptions(time_limit=LIMIT, now=lambda: 0.0),
         Phases(now=lambda: now[0], worked=lambda: 0),
@@ -261,7 +264,7 @@ def test_a_choice_of_regions_ends_by_the_processor_or_when_it_is_late(warm: None
         processor: float, clock: float, asked: PlanOptions = options, needed: bool = False
     ) -> bool:
         worked[0] = now[0] = 0.0
-        choosers = choosers_for(image, asked, log, needed, lambda: worked[0])
+        choosers = choosers_for(image, asked, log, needed)
         worked[0], now[0] = processor, clock
         return choosers.ended
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 from torch import nn
+from torch.nn import functional
 
 import onnxremat
 from onnxremat.errors import (
@@ -336,6 +338,74 @@ def test_where_the_module_stops_gradients(exporter: str, how: str, tmp_path: Pat
         assert "2 parameters" in warned[0]
         assert "gate.weight" in warned[0]
         assert [p.name for p in found.parameters if p.problem] == ["gate.weight", "gate.bias"]
+
+
+def test_a_stop_beside_the_same_without_one(tmp_path: Path) -> None:
+    """The simplification made one of both, and every gradient of the first was twice as large."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.scale = nn.Linear(6, 4), nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = self.body(x)
+            spread = self.scale(x)
+            still = (z.detach() - y) ** 2 * torch.exp(-spread)
+            return ((z - y) ** 2 + still + spread + z.detach().long().float()).mean()
+
+    net, x, path = Two(), (torch.randn(3, 6), torch.randn(3, 4)), tmp_path / "net.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TrainingWarning)
+        onnxremat.export(net, x, path, exporter="dynamo", output_names=["loss"])
+        settings = onnxremat.Training(loss_output="loss")
+        onnxremat.differentiate(path, tmp_path / "step.onnx", settings=settings)
+    onnxremat.check_export(net, path, x).require()
+
+
+def test_a_buffer_that_is_called_as_an_operator(tmp_path: Path) -> None:
+    """PyTorch's exporter calls the mean of what it computes ``mean``, as the buffer."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.rand(6))
+            self.std, self.body = nn.Parameter(torch.rand(6) + 1), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body((x - self.mean) / self.std).mean(1)
+
+    net, x, path = Scaled(), torch.randn(4, 6), tmp_path / "net.onnx"
+    told = onnxremat.export(net, x, path, exporter="dynamo")
+    assert (told.buffers, told.trained) == (("mean",), ("std", "body.weight", "body.bias"))
+    onnxremat.check_export(net, path, x).require()
+
+
+class Smoothed(nn.Module):
+    """Losses with smoothed labels, of every kind that PyTorch has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 4)
+        self.loss = nn.CrossEntropyLoss(
+            torch.tensor([0.5, 1, 2, 0.3]), ignore_index=2, label_smoothing=0.15
+        )
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = self.body(x)
+        smoothed = partial(functional.cross_entropy, label_smoothing=0.1)
+        odds = smoothed(z, torch.sigmoid(x[:, :4]), self.loss.weight)
+        images = smoothed(z.reshape(1, 4, 2, 3), y.reshape(1, 2, 3), reduction="none")
+        return self.loss(z, y) + smoothed(z, y, reduction="sum") + odds + images.square().mean()
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_smoothed_labels_are_written_out(exporter: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, path = Smoothed(), tmp_path / "net.onnx"
+    given = (torch.randn(6, 6), torch.tensor([0, 1, 2, 3, 2, 0]))
+    onnxremat.export(net, given, path, exporter=exporter)
+    onnxremat.check_export(net, path, given).require()
 
 
 class Reversed(torch.autograd.Function):

@@ -142,8 +142,9 @@ def straight_through(model: onnx.ModelProto) -> tuple[str, ...]:
 def stopped_in_one(model: onnx.ModelProto, marks: Marks) -> tuple[str, ...]:
     """Parameters behind tensors that are read for two of PyTorch's graph, which were equal, in a
     module that stops gradients: perhaps in one of the two. Of ``mse(q, z.detach()) +
-    mse(q.detach(), z)`` the file has one, which is read twice."""
-    if not any(map(_tells_of_stops, all_nodes(model.graph))):
+    mse(q.detach(), z)`` the file has one, which is read twice (of :func:`onnxremat.export`, both).
+    """
+    if marks.trained is not None or not any(map(_tells_of_stops, all_nodes(model.graph))):
         return ()
     makers = {name: node for node in model.graph.node for name in node.output}
     waiting = [name for name, _ in stood_in(model)]

@@ -8,6 +8,8 @@ normalization. The node still says what PyTorch's node read.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
@@ -21,33 +23,54 @@ BIAS = 2  # input of Gemm, Conv and ConvTranspose
 _ARGUMENT = {"linear": 2, "addmm": 0, "conv": 2, "_native_batch_norm": 2, "batch_norm": 2}
 
 # Which input has no derivative at 0, so that code adds a small number to it.
-_AT_ZERO = {"Sqrt": 0, "Log": 0, "Reciprocal": 0, "Div": 1}
+_AT_ZERO = {"Sqrt": 0, "Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
+# What hands on that its first input is 0.
+_PASSES = frozenset(("ReduceSum", "ReduceMean", "Unsqueeze", "Squeeze", "Reshape", "Expand"))
 
 
 def left_out_sums(model: onnx.ModelProto) -> list[str]:
     """A warning about small numbers that PyTorch's exporter took for 0 (up to 1e-8) and left out,
-    if there are any: a root or a quotient still says that it reads a sum.
+    if there are any: a root or a quotient, or a sum before it, still says that it reads a sum.
     """
-    makers = {name: node for node in model.graph.node for name in node.output}
-    found = [
-        node.output[0]
-        for node in model.graph.node
-        if (at := _AT_ZERO.get(node.op_type)) is not None
-        and (about := reading_of(node)) is not None
-        and len(about.taken) > at
-        and stem(about.taken[at]) == "add"
-        and (maker := makers.get(node.input[at])) is not None
-        and (made := reading_of(maker)) is not None
-        and made.call != about.call
-        and stem(made.made) != "add"
-    ]
+    found = [*_without_sums(model)]
     if not found:
         return []
     return [
-        f"the exporter left out what is added before {len(found)} roots, logarithms or quotients "
-        f"({first_of(found, 3)}), as it takes numbers up to 1e-8 for 0: gradients are no numbers "
-        "where the rest is 0 (optimize=False or onnxremat.export keeps it)"
+        f"the exporter left out what is added before {len(found)} roots, logarithms, powers or "
+        f"quotients ({first_of(found, 3)}), as it takes numbers up to 1e-8 for 0: values and "
+        "gradients are no numbers where the rest is 0 (optimize=False or onnxremat.export keeps it)"
     ]
+
+
+def _without_sums(model: onnx.ModelProto) -> Iterator[str]:
+    """Results of nodes before which a sum is missing."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    told = Counter(name for node in model.graph.node if (about := reading_of(node))
+                   for name in {*about.taken})  # fmt: skip
+    for node in model.graph.node:
+        place = _AT_ZERO.get(node.op_type)
+        reader = node
+        while place is not None:
+            maker = makers.get(reader.input[place])
+            if _misses_sum(reader, place, maker, told):
+                yield node.output[0]
+                break
+            passes = maker is not None and maker.op_type in _PASSES
+            reader, place = (maker, 0) if maker is not None and passes else (node, None)
+
+
+def _misses_sum(
+    reader: onnx.NodeProto, place: int, maker: onnx.NodeProto | None, told: Mapping[str, int]
+) -> bool:
+    """The node says that it reads a sum, and reads what is none, or a sum of which no node says
+    that it reads that (``a + b`` for ``a + b + 1e-8``)."""
+    about, made = reading_of(reader), None if maker is None else reading_of(maker)
+    if about is None or made is None or made.call == about.call or len(about.taken) <= place:
+        return False
+    wanted = about.taken[place]
+    if stem(wanted) != "add" or wanted == made.made:
+        return False
+    return stem(made.made) != "add" or not told[made.made]
 
 
 def left_out(node: onnx.NodeProto, about: Reading) -> str:

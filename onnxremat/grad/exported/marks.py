@@ -27,6 +27,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 CODE = "pkg.torch.onnx.stack_trace"
 SPECTRAL = "spectral norm"
 KIND_OF = {"p_": PARAMETER, "b_": BUFFER}  # by how names in PyTorch's graph begin
+_IN_CONV = re.compile(r"onnx::Conv\w*_\d+$")
 _RULES = "pkg.onnxscript.rewriter.rule_name"
 
 # Names that exporters make up: for constants of the code, and for what they fold.
@@ -374,7 +375,8 @@ def stem(name: str) -> str:
 
 def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
     """Convolutions that a batch normalization was folded into: by what PyTorch's exporter says
-    about the node, or because its older one gave the weight another name. Named by the weight."""
+    about the node, or because its older one gave weight and bias other names (where it only
+    computed the weight, a mask times a parameter, the bias keeps its own). Named by the weight."""
     found = []
     for node in model.graph.node:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 2:
@@ -382,7 +384,7 @@ def folded_norms(model: onnx.ModelProto) -> tuple[str, ...]:
         weight = node.input[1]
         if is_folded_norm(node):
             found.append(weight)
-        elif re.match(r"onnx::Conv\w*_\d+$", weight):
+        elif len(node.input) > 2 and all(map(_IN_CONV.match, node.input[1:3])):
             found.append(module_of(node) or weight)
     return tuple(found)
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx
 
-from onnxremat.grad.exported.marks import Marks, first_of, module_of
+from onnxremat.grad.exported.marks import Marks, first_of, folded_norms, module_of
 from onnxremat.grad.exported.patterns import EQUAL, LIMIT, seems_made
 from onnxremat.grad.exported.provenance import SINGLE, Kind, Origin
 from onnxremat.grad.exported.restored import Restored
@@ -60,14 +60,15 @@ def _perhaps_computed(
     """Trained tensors, and equal or single numbers: what code gives is no initializer, but for what
     is put in the place of masked elements."""
     moved, read, elsewhere = set(undone), set(), set()
+    norms = _of_folded_norms(model)
     groups = {module_of(n) for n in model.graph.node if n.op_type == "InstanceNormalization"}
     for node in model.graph.node:
         for position, name in enumerate(node.input):
             read.add(name)
             if node.op_type != "Where":
                 elsewhere.add(name)
-            if position in _MOVED.get(node.op_type, ()) or node.op_type.startswith("Conv"):
-                moved.add(name)  # of convolutions, another warning tells
+            if position in _MOVED.get(node.op_type, ()) or name in norms:
+                moved.add(name)  # of folded normalizations, another warning tells
             elif node.op_type in ("Mul", "Add") and module_of(node) in groups - {""}:
                 moved.add(name)
     return [
@@ -83,6 +84,19 @@ def _perhaps_computed(
             or (origin.why == SINGLE and name in elsewhere)
         )
     ]
+
+
+def _of_folded_norms(model: onnx.ModelProto) -> set[str]:
+    """Weights and biases of convolutions that normalizations were folded into."""
+    weights = {*folded_norms(model)}
+    scopes = {module_of(node) for node in model.graph.node} & weights
+    return {
+        name
+        for node in model.graph.node
+        if node.op_type.startswith("Conv") and len(node.input) > 2
+        and (node.input[1] in weights or module_of(node) in scopes)
+        for name in node.input[1:3]
+    }  # fmt: skip
 
 
 def _told(names: Sequence[str]) -> list[str]:

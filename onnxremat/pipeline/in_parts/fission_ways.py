@@ -40,9 +40,9 @@ def choosers_for(
     options: PlanOptions,
     log: Phases,
     needed: bool = False,
-    worked: Callable[[], float] = time.thread_time,
     *,
     structures: bool = False,
+    as_it_is: bool = False,
 ) -> Choosers:
     """What finds regions of a model: for as long as the processor has worked on it for its share of
     the time that is left, so that a busy machine finds no less, unless the command is late.
@@ -50,28 +50,22 @@ def choosers_for(
     Args:
         needed: there is nothing else: it has its share of the command's time, of which planning may
             have less so that plans can be run, and goes on where the command is late.
-        worked: seconds of the processor so far.
         structures: limits count what a session keeps of nodes.
+        as_it_is: no operator is written out as others, which add numbers in another order.
     """
     with log.phase(LOAD):
         warm_up()
     wholes = wholes_of(prepared.graph, prepared.costs, prepared.folder, structures=structures)
+    wholes = wholes[:1] if as_it_is else wholes
     late = PASSING * passing(prepared, TIMES)  # for what is done with regions that are found
-    return Choosers(
-        wholes, _ending(options, log, needed, worked), lambda: needed and log.left <= late
-    )
+    return Choosers(wholes, _ending(options, log, needed), lambda: needed and log.left <= late)
 
 
-def _ending(
-    options: PlanOptions,
-    log: Phases,
-    needed: bool = False,
-    worked: Callable[[], float] = time.thread_time,
-) -> Callable[[], bool]:
+def _ending(options: PlanOptions, log: Phases, needed: bool = False) -> Callable[[], bool]:
     """When the choice of regions is to end; see :func:`choosers_for`."""
     left = max(options.left, log.unhindered) if needed and log.left < inf else options.left
-    until = worked() + SEARCH * left if options.work is None else inf
-    return lambda: options.stopped or worked() >= until or (log.left <= 0 and not needed)
+    until = time.thread_time() + SEARCH * left if options.work is None else inf
+    return lambda: options.stopped or time.thread_time() >= until or (log.left <= 0 and not needed)
 
 
 @dataclass
@@ -86,10 +80,13 @@ class RegionsInParts(InParts):
 
     Attributes:
         splits: the model in the regions that were tried last.
+        as_it_is: with operators written out an output was another one (the best of classes, which
+            the last bit decides): none is any more.
     """
 
     known: Choosers | None = None
     splits: dict[object, Prepared] = field(default_factory=dict)
+    as_it_is: bool = False
 
     @property
     def choosers(self) -> Choosers:
@@ -97,10 +94,14 @@ class RegionsInParts(InParts):
         if self.known is None:
             # A refusal is not worth so long.
             needed = self.whole is None and not hopeless(self.prepared, self.budget)
-            self.known = choosers_for(
-                self.prepared, self.options, self.log, needed, structures=self._counts_nodes
-            )
+            self.known = self._choosers(self.options, needed)
         return self.known
+
+    def _choosers(self, options: PlanOptions, needed: bool) -> Choosers:
+        return choosers_for(
+            self.prepared, options, self.log, needed,
+            structures=self._counts_nodes, as_it_is=self.as_it_is,
+        )  # fmt: skip
 
     @property
     def _counts_nodes(self) -> bool:
@@ -113,6 +114,8 @@ class RegionsInParts(InParts):
             chosen = self._chosen(room)
             needed = self.whole is None and chosen.peak <= room
             split = self._split(chosen, why, needed)
+            if split is None and self._otherwise(self.options, self.whole is None):
+                continue
             if split is None or not (needed or self._in_time()):
                 return None
             allowed = limit_of(split, self.budget) or limit
@@ -145,6 +148,20 @@ class RegionsInParts(InParts):
                 return ""
         return NOT_EVERY
 
+    def _otherwise(self, options: PlanOptions, needed: bool) -> bool:
+        """Whether regions of the graph as it is are to be looked for, as those of the graph with
+        operators written out gave another output."""
+        if self.refused is None or self.as_it_is or options.stopped:
+            return False
+        self.as_it_is, self.known = True, None
+        self.known = self._choosers(options, needed)
+        return True
+
+    @property
+    def _untried(self) -> str:
+        error = self.refused
+        return f"{error.what} ({error.why})" if error is not None else super()._untried
+
     def _leanest(self) -> Prepared | None:
         return self._split(self._chosen(0), "needs more")
 
@@ -158,14 +175,15 @@ class RegionsInParts(InParts):
             share: of the time that is left.
         """
         options = self.options.within(share)
-        counted = self._counts_nodes
-        self.known = choosers_for(self.prepared, options, self.log, True, structures=counted)
+        self.known = self._choosers(options, True)
         until = time.thread_time() + SEARCH * options.left
         if options.work is None:  # by the processor, so that a busy machine finds no less
             self.known.go_on(lambda: options.stopped or time.thread_time() >= until)
         chosen, found = self._chosen(0), None
         if chosen.peak + self.prepared.weights <= LEANER * self.prepared.reduced.need.bytes:
             split = self._split(chosen, "needs more", needed=True)
+            if split is None and self._otherwise(options, True):
+                split = self._split(self._chosen(0), "needs more", needed=True)
             if split is not None and not self.options.stopped:
                 found = self._at_minimum(split, options)
         self.unfinished = ""

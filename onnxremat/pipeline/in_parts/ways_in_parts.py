@@ -83,6 +83,7 @@ class InParts(ABC):
         times: as many ops as the model a graph in parts has, at least.
         late: why there is no time for parts, "" where there was.
         unfinished: why parts may be there that were not found, "" where all were looked at.
+        refused: why the last graph in parts did not go, None where each did.
     """
 
     prepared: Prepared
@@ -95,6 +96,7 @@ class InParts(ABC):
     times: float = 2.0
     late: str = ""
     unfinished: str = ""
+    refused: UnsupportedError | None = None
 
     def within(self, limit: Limit, why: str) -> Candidate | None:
         """A plan that keeps the budget, ``limit`` of the whole graph, None where there is none.
@@ -180,8 +182,11 @@ class InParts(ABC):
         try:
             with self.log.ending(self.whole is not None):
                 return make()
-        except (UnsupportedError, EndedError):
-            return None
+        except UnsupportedError as error:
+            self.refused = error
+        except EndedError:
+            pass
+        return None
 
     def _noted(self, split: Prepared, what: str, of: str) -> Prepared:
         """A model in parts that goes: its bytes are known, and it says what it is.
