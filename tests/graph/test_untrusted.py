@@ -203,8 +203,12 @@ def test_sparse_weights_that_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", ["4611686018427387904", "2147483648, 2147483648", "1073741824, 65536"]
-)
+    "shape",
+    [
+        "4611686018427387904", "2147483648, 2147483648", "1073741824, 65536",
+        "0, 4611686018427387904",  # of no bytes, but numpy makes no such array
+    ],
+)  # fmt: skip
 def test_tensors_that_no_machine_holds(shape: str) -> None:
     with pytest.raises(ModelError, match="too many bytes of tensor 'x'"):
         build_graph(bind(parse(f"g (float[{shape}] x) => (y) {{ y = Sin(x) }}")))
@@ -438,6 +442,37 @@ def test_a_while_loop_is_no_loop_of_all_its_trips() -> None:
     require_few_trips(loop("p"))
     with pytest.raises(ModelError, match="too many runs"):
         require_few_trips(loop("on"))
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes", "ends"),
+    [
+        ("c", "on", False),
+        ("", "on", False),
+        ("begin", "c", False),  # settled outside of it
+        ("c", "yes", False),
+        ("c", "no", True),
+        ("never", "on", True),
+        ("c", "p", True),
+        ("c", "carried", True),
+    ],
+)
+def test_a_loop_without_a_count_and_with_one_condition_never_ends(
+    begins: str, goes: str, ends: bool
+) -> None:
+    body = f"""b (int64 i, bool on, bool carried, float[4] s)
+            => (bool o, bool carry, float[4] t)
+            <bool yes = {{1}}, bool no = {{0}}, float f = {{9}}> {{
+        t = Sin(s)  r = ReduceSum<keepdims = 0>(t)  p = Less(r, f)  carry = Not(carried)
+        same = Identity({goes})  o = Identity(same) }}"""
+    made = parse(f"""g (float[4] x, bool begin) => (float[4] y)
+        <bool c = {{1}}, bool never = {{0}}> {{
+        z, y = Loop("", {begins or '""'}, c, x) <body = {body}> }}""")
+    if ends:
+        require_few_trips(made)
+    else:
+        with pytest.raises(ModelError, match="the Loop 'z' never ends"):
+            require_few_trips(made)
 
 
 # Attributes
