@@ -429,7 +429,7 @@ def test_help_names_every_planner(cli: Command) -> None:
 def test_options_of_models_are_refused_for_graph_files(cli: Command, graph: Path) -> None:
     for given in (
         "--shape x:1", "--dim n=2", "--target host", "--data d.npz", "--not-counted inputs",
-        "--split-batch 2", "--dw-policy asap",
+        "--split-batch 2", "--dw-policy asap", "--fresh",
     ):  # fmt: skip
         cli("plan", graph, *BUDGET, *given.split()).assert_refused(2, given.split()[0])
     for command in (("sweep",), ("compare", *BUDGET)):
