@@ -275,7 +275,9 @@ def test_compare_shows_a_table_and_takes_planners(cli: Command, graph: Path) -> 
     for word in ("auto", "dtr", "checkmate", "overhead", "least", "gap", "0.693x"):
         assert word in said.out
     assert "knapsack" not in said.out
-    cli("compare", graph, "--planner", "best").assert_refused(2, "unknown planner 'best'")
+    (graph.parent / "broken.json").write_text("{")  # the name is looked at before the file is
+    for file in (graph, "broken.json"):
+        cli("compare", file, "--planner", "best").assert_refused(2, "unknown planner 'best'")
 
 
 def test_compare_says_when_it_is_beaten(
