@@ -121,6 +121,6 @@ def _number(tensor: onnx.TensorProto | None) -> float | None:
     if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
         return None
     try:
-        return numpy_helper.to_array(tensor).reshape(()).item()  # type: ignore[no-any-return]
+        return numpy_helper.to_array(tensor).reshape(()).item()
     except (ValueError, TypeError):
         return None

@@ -112,11 +112,12 @@ def line_of(planners: Sequence[str], options: PlanOptions) -> list[str]:
     """Names of planners and formulations, ours first.
 
     Raises:
-        UsageError: unknown planner.
+        UsageError: unknown planner, or a limit of columns that none of them heeds.
     """
     names = list(dict.fromkeys((OURS, *planners)))
-    for name in names:
-        method_of(name, options.method.most_columns)
+    methods = [method_of(name, options.method.most_columns) for name in names]
+    if not any(method.formulation for method in methods):
+        options.method.heeded()
     return names
 
 

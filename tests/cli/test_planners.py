@@ -278,6 +278,8 @@ def test_compare_shows_a_table_and_takes_planners(cli: Command, graph: Path) -> 
     (graph.parent / "broken.json").write_text("{")  # the name is looked at before the file is
     for file in (graph, "broken.json"):
         cli("compare", file, "--planner", "best").assert_refused(2, "unknown planner 'best'")
+    rules = ("--planner", "store-all", "--max-columns", "9")
+    cli("compare", graph, *rules).assert_refused(2, "--max-columns goes with --formulation")
 
 
 def test_compare_says_when_it_is_beaten(
