@@ -405,7 +405,7 @@ def test_max_batch(cli: Command, symbolic: Path, folder: Path) -> None:
         ("-b 1MiB --dim other", ("no open dimension 'other'", "batch")),
         ("-b 1MiB --max-overhead much", ("--max-overhead",)),
         ("-b 1MiB --max-overhead -5%", ("--max-overhead",)),
-        ("-b 1MiB --dim batch=4", ("no open dimension",)),
+        ("-b 1MiB --dim batch=4", ("no open dimension", "by --dim", "--dim batch")),
     ],
 )
 def test_max_batch_refusals(
