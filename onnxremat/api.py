@@ -68,7 +68,7 @@ from onnxremat.session.load import load
 from onnxremat.studies.curve import Curve, curve
 from onnxremat.studies.max_batch import LARGEST, Batches, MaxBatch
 from onnxremat.studies.max_batch import max_batch as largest_batch
-from onnxremat.studies.planners import STANDARD, Comparison, compare_planners
+from onnxremat.studies.planners import STANDARD, Comparison, compare_planners, line_of
 from onnxremat.studies.points import SweepPoint
 from onnxremat.units import one_budget, parse_budget
 
@@ -395,6 +395,7 @@ def compare(
     """
     limits = [one_budget(budget) for budget in budgets]
     options = options or PlanOptions()
+    line_of(planners, options)  # said before a model is measured
     subject = read_subject(source, _of_any_budget(settings).asked(options), say)
     return compare_planners(subject, limits, options, planners=planners, jobs=jobs, say=say)
 

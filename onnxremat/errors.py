@@ -19,9 +19,17 @@ parts and exits with ``exit_code``.
 from __future__ import annotations
 
 import errno
+import re
 
 # Disk, quota, size of a file, open files.
 USED_UP = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
+_STEERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Text without what steers a terminal, as names in files may; lines and tabs stay."""
+    return _STEERS.sub("?", text)
 
 
 class OnnxrematError(Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -29,10 +28,10 @@ from onnxremat.errors import (
     PressedError,
     TrainingWarning,
     UsageError,
+    printable,
 )
 
 COLLECTING = (50_000, 20, 100)  # looking for rings among a graph's objects is a fifth of all time
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 UNREAD = 128 + 13  # nobody reads on: as a shell says it of a program that SIGPIPE ends
 
 
@@ -154,7 +153,7 @@ def _show_warnings() -> None:
 
     def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
         if issubclass(category, TrainingWarning):
-            sys.stderr.write(f"warning: {message}\n")
+            sys.stderr.write(printable(f"warning: {message}\n"))
         else:
             others(message, category, *where)
 
@@ -212,7 +211,6 @@ def _loading(frame: FrameType | None) -> bool:
 
 
 def _report(error: OnnxrematError) -> None:
-    told = _UNPRINTABLE.sub("?", f"error: {error}")  # names in files may steer a terminal
-    sys.stderr.write(f"{told}\n")
+    sys.stderr.write(printable(f"error: {error}\n"))
     if "-vv" in sys.argv or os.environ.get("ONNXREMAT_DEBUG"):
         traceback.print_exc()

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
 from onnxremat.cli.crash import LAST_WORD
 from onnxremat.cli.interrupt import KEEPS, WATCH
 from onnxremat.errors import EndedError, NoPlanError, OverBudgetError, StoppedError
-from onnxremat.report.literal import LITERAL
+from onnxremat.report.literal import LiteralConsole
 from onnxremat.units import format_bytes, format_seconds
 
 
@@ -82,8 +81,8 @@ class Voice:
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
-        self.err = Console(stderr=True, quiet=quiet, **LITERAL)
-        self.out = Console(soft_wrap=True, **LITERAL)
+        self.err = LiteralConsole(stderr=True, quiet=quiet)
+        self.out = LiteralConsole(soft_wrap=True)
         self._status: Status | None = None
         self._stage, self._since = "", 0.0
         LAST_WORD.at("")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import all_nodes
+from onnxremat.graph.ir import all_nodes, subgraphs
 from onnxremat.graph.weights import Place, stretch, values_of
 
 AGAIN = "the file is damaged; export it again"
@@ -100,13 +101,28 @@ def read_in(tensor: onnx.TensorProto, folder: Path) -> None:
 
 
 def read_values(model: onnx.ModelProto, folder: Path) -> None:
-    """Let values of Constants that lie in files be held by the model: whoever asks for one knows no
-    folder.
+    """Let all that lies in files be held by the model, but for its own dense weights: values of
+    Constants, weights of bodies, sparse ones. Whoever asks for one knows no folder.
 
     Raises:
         ModelError: see :func:`said_place` and :func:`external_file`.
     """
-    for nodes in (all_nodes(model.graph), *(all_nodes(f) for f in model.functions)):
-        for tensor in values_of(nodes):
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                read_in(tensor, folder)
+    for tensor in _held_beside(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            read_in(tensor, folder)
+
+
+def _held_beside(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """The tensors of a model that are no dense initializers of its own."""
+    sparse = list(model.graph.sparse_initializer)
+    for part in (model.graph, *model.functions):
+        nodes = list(all_nodes(part))
+        yield from values_of(nodes)
+        for node in nodes:
+            for attribute in node.attribute:
+                sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
+            for body in subgraphs(node):
+                yield from body.initializer
+                sparse += body.sparse_initializer
+    for each in sparse:
+        yield from (each.values, each.indices)

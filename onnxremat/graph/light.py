@@ -10,6 +10,7 @@ from typing import BinaryIO
 import onnx
 from google.protobuf.message import DecodeError
 
+from onnxremat.graph.external import read_values
 from onnxremat.graph.onnx_io import read_model
 from onnxremat.graph.text import check_attributes, check_text
 from onnxremat.graph.weights import APART, LIGHT, WeightFolder, place, stretch
@@ -40,6 +41,8 @@ def read_light(
     model = onnx.load_model_from_string(found.content)
     check_text(model, str(file))
     check_attributes(model, str(file))
+    if into is None:
+        read_values(model, file.parent)
     name = file.resolve().name
     inside = [t for t in model.graph.initializer if (where := place(t)) and where.location == name]
     folder = into if into is not None else WeightFolder.make()

@@ -167,7 +167,7 @@ def files_of(model: onnx.ModelProto, folder: Path | None) -> tuple[Path, ...]:
 
 def check_external(model: onnx.ModelProto, folder: Path) -> None:
     """Look at what lies beside a model; weights without a length are given theirs (onnx would
-    read the rest of the file), values of Constants are read.
+    read the rest of the file), values of Constants and weights of bodies are read.
 
     Raises:
         ModelError: a file that the weights lie in is missing, too short, or not in the folder.

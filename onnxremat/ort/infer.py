@@ -404,8 +404,9 @@ def sized(name: str, dtype: int, shape: Sequence[int]) -> int:
         ModelError: more than there is memory.
     """
     size = tensor_bytes(dtype, shape)
+    beside_none = tensor_bytes(dtype, [dim for dim in shape if dim])  # numpy asks for no less
     check(
-        size, TENSOR_BYTES, f"bytes of tensor '{name}'",
+        beside_none, TENSOR_BYTES, f"bytes of tensor '{name}'",
         hint="bind smaller dimensions: no machine has that much memory", kind=ModelError,
     )  # fmt: skip
     return size

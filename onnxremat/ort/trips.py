@@ -18,7 +18,7 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 def require_few_trips(model: onnx.ModelProto) -> None:
     """Raises:
-    ModelError: bodies run more ops than a profile holds.
+    ModelError: bodies run more ops than a profile holds, or a loop never ends.
     """
     check(
         _runs(model.graph, {}, {}), BODY_RUNS, "runs of ops in the bodies of loops, in one run",
@@ -75,24 +75,52 @@ def _constants(nodes: Iterable[onnx.NodeProto]) -> dict[str, onnx.TensorProto]:
 
 def _trips(loop: onnx.NodeProto, known: Known) -> int:
     """How often a loop runs at most; 1 where that is not known, as of a while loop, which exporters
-    write as a loop of as many trips as there are numbers, with a condition that is computed."""
-    tensor = known.get(loop.input[0]) if loop.input else None
-    if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return 1
-    try:
-        trips = max(0, int(numpy_helper.to_array(tensor).reshape(())))
-    except (ValueError, TypeError):
-        return 1
-    return 1 if trips > BODY_RUNS and _may_end(loop) else trips
+    write as a loop of as many trips as there are numbers, with a condition that is computed.
+
+    Raises:
+        ModelError: it has no trip count, and a condition that does not change.
+    """
+    count, begins = (*loop.input, "", "")[:2]
+    if begins and _truth(known.get(begins)) is False:
+        return 0
+    if not count and _goes_on(loop, known):
+        raise ModelError(
+            f"the Loop '{loop.name or loop.output[0]}' never ends",
+            why="it has no trip count, and its condition is the same after each trip",
+            hint="export the model again; --no-measure plans without running it",
+        )
+    value = _number(known.get(count))
+    trips = 1 if value is None else max(0, int(value))
+    return 1 if trips > BODY_RUNS and not _goes_on(loop, known) else trips
 
 
-def _may_end(loop: onnx.NodeProto) -> bool:
-    """Whether the loop goes on is computed by its body."""
+def _goes_on(loop: onnx.NodeProto, known: Known) -> bool:
+    """Whether a trip is followed by another is settled before the loop begins, and so it is, as far
+    as the file says."""
     for body in subgraphs(loop):
+        inside = {**known, **{tensor.name: tensor for tensor in body.initializer}}
+        inside.update(_constants(body.node))
         made = {name: node for node in body.node for name in node.output}
         name = body.output[0].name if body.output else ""
         while name in made and made[name].op_type == "Identity":
             name = made[name].input[0]
-        if name in made and made[name].op_type != "Constant":
-            return True
-    return False
+        carried = {value.name for value in body.input} - {value.name for value in body.input[1:2]}
+        computed = name in made and made[name].op_type != "Constant"
+        if computed or name in carried or _truth(inside.get(name)) is False:
+            return False
+    return True
+
+
+def _truth(tensor: onnx.TensorProto | None) -> bool | None:
+    value = _number(tensor)
+    return None if value is None else bool(value)
+
+
+def _number(tensor: onnx.TensorProto | None) -> float | None:
+    """The one number of a tensor; None where that is not known."""
+    if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return None
+    try:
+        return numpy_helper.to_array(tensor).reshape(()).item()
+    except (ValueError, TypeError):
+        return None

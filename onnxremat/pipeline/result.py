@@ -35,7 +35,7 @@ from onnxremat.pipeline.verify import bytes_checks
 from onnxremat.rewrite.pins import is_added
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import Difference, compare
-from onnxremat.session.load import options_path, write_options
+from onnxremat.session.load import options_beside, options_path
 from onnxremat.session.process import Beside
 
 
@@ -245,8 +245,8 @@ class Result:
             options_path(target).unlink(missing_ok=True)  # of a model that was there before
             return written
         check_writable(options_path(target))
-        written = write_model(self.model, target, artifact.folder, keep)
-        return [*written, write_options(target, artifact.options, self.facts())]
+        with options_beside(target, artifact.options, self.facts()) as beside:
+            return [*write_model(self.model, target, artifact.folder, keep), beside]
 
 
 def _parts_of(stays: Resident) -> dict[str, int]:

@@ -120,7 +120,7 @@ def _refuse_of_models(settings: Settings) -> None:
         "--shape": settings.shapes, "--dim": settings.dims, "--target": settings.target != AUTO,
         "--data": settings.data, "--train": settings.train, "--split-batch": settings.split_batch,
         "--fission": settings.fission, "--not-counted": settings.not_counted,
-        "--dw-policy": settings.dw_policy,
+        "--dw-policy": settings.dw_policy, "--fresh": settings.fresh,
     }  # fmt: skip
     for name, value in given.items():
         if value:

@@ -147,13 +147,14 @@ def smallest(
         planner="smallest-budget",
         plan_seconds=0.0,
     )
-    free = OneSession(prepared, Limit(1 << 62), log)  # gates take some bytes more than was found
-    how = PREDICTED if refused and no_time(prepared, log, BUILT) else ""
+    free = run = OneSession(prepared, Limit(1 << 62), log)  # gates take bytes more than was found
+    how = PREDICTED if refused and (options.stopped or no_time(prepared, log, BUILT)) else ""
     if how:
-        free = replace(free, prepared=prepared.unmeasured, sketched=True)
+        free = replace(run, prepared=prepared.unmeasured, sketched=True)
     made, _ = carried_out(free, Aim(free.limits), solution, solution)
     if how and refused and made.held <= refused.of(made.artifact.beside):
-        return smallest(prepared, options, log)
+        how, free = "", run
+        made, _ = carried_out(free, Aim(free.limits), solution, solution)
     assert isinstance(made.artifact, InOneSession)
     if made.artifact.opened_in(made.held) is not made.artifact:
         bound = replace(free, limit=Limit(made.held))

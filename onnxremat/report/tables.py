@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +26,7 @@ from onnxremat.report.comparison import (
     size,
     statements,
 )
-from onnxremat.report.literal import LITERAL
+from onnxremat.report.literal import LiteralConsole
 from onnxremat.report.pages.recomputed import Recomputed, recomputed_ops
 from onnxremat.report.sweep import ONE_ORDER, in_one_order
 from onnxremat.schedule.plan import Plan
@@ -42,10 +42,9 @@ TAKES = "takes: bytes of the process; values: of these weights and values"
 def as_text(table: RenderableType, width: int = 100) -> str:
     """A table as plain text, lines without trailing blanks."""
     out = io.StringIO()
-    console = Console(
-        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False,
-        **LITERAL,
-    )  # fmt: skip
+    console = LiteralConsole(
+        file=out, width=width, color_system=None, force_terminal=False, force_jupyter=False
+    )
     console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,8 +99,11 @@ def options_path(model: Path) -> Path:
     return model.with_name(model.name + OPTIONS_SUFFIX)
 
 
-def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
-    """Write the session options beside a model, as ``<model>.options.json``.
+@contextmanager
+def options_beside(path: Path, options: Options, facts: dict[str, Any]) -> Iterator[Path]:
+    """Write the session options beside a model, as ``<model>.options.json``: before the block, in
+    which the model is written; they take their place after it. Where there is room for one alone,
+    neither is written.
 
     The file holds ``format``, ``version``, ``session`` (fields of ``Options`` in plain words),
     ``onnxruntime`` (the same as onnxruntime's C API names and values) and ``plan`` (budget, peaks
@@ -121,4 +126,4 @@ def write_options(path: Path, options: Options, facts: dict[str, Any]) -> Path:
     }  # fmt: skip
     with atomic(target) as temporary:
         temporary.write_text(json.dumps(data, indent=2) + "\n")
-    return target
+        yield target

@@ -223,13 +223,19 @@ def open_dimension(source: Source, settings: Settings, wanted: str) -> str:
         for value in model.graph.input
         if value.name not in constants
         for dim in value.type.tensor_type.shape.dim
-        if dim.dim_param and dim.dim_param not in settings.dims
+        if dim.dim_param
     ]
-    names = list(dict.fromkeys(found))
+    names = [each for each in dict.fromkeys(found) if each not in settings.dims]
     if wanted and wanted not in names:
         raise UsageError(
             f"{name} has no open dimension '{wanted}'",
             hint="open dimensions are " + (", ".join(names) or "(none)"),
+        )
+    if not names and found:
+        raise UsageError(
+            f"{name} has no open dimension to grow",
+            why="each has a size by --dim",
+            hint=f"give the name of the one to grow alone: --dim {found[0]}",
         )
     if not names:
         raise UsageError(

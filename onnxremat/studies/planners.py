@@ -94,10 +94,7 @@ def compare_planners(
     """
     at_least(jobs, 1, "jobs")
     say = say or (lambda _: None)
-    names = list(dict.fromkeys((OURS, *planners)))
-    most = options.method.most_columns
-    for name in names:
-        method_of(name, most)
+    names = line_of(planners, options)
     totals = dict(_limit(subject, budget, options) for budget in budgets)
     asked = replace(options, fixed_order=subject.fixed_order)
 
@@ -109,6 +106,19 @@ def compare_planners(
     noise = max(options.gap, 1e-6) * total
     defects = [_defect(subject, better, ours) for better, ours in beaten(entries, OURS, noise)]
     return Comparison(subject, [_standing(subject, e, totals[e.budget]) for e in entries], defects)
+
+
+def line_of(planners: Sequence[str], options: PlanOptions) -> list[str]:
+    """Names of planners and formulations, ours first.
+
+    Raises:
+        UsageError: unknown planner, or a limit of columns that none of them heeds.
+    """
+    names = list(dict.fromkeys((OURS, *planners)))
+    methods = [method_of(name, options.method.most_columns) for name in names]
+    if not any(method.formulation for method in methods):
+        options.method.heeded()
+    return names
 
 
 def _limit(subject: Subject, budget: Budget, options: PlanOptions) -> tuple[int, int]:

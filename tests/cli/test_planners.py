@@ -275,7 +275,11 @@ def test_compare_shows_a_table_and_takes_planners(cli: Command, graph: Path) -> 
     for word in ("auto", "dtr", "checkmate", "overhead", "least", "gap", "0.693x"):
         assert word in said.out
     assert "knapsack" not in said.out
-    cli("compare", graph, "--planner", "best").assert_refused(2, "unknown planner 'best'")
+    (graph.parent / "broken.json").write_text("{")  # the name is looked at before the file is
+    for file in (graph, "broken.json"):
+        cli("compare", file, "--planner", "best").assert_refused(2, "unknown planner 'best'")
+    rules = ("--planner", "store-all", "--max-columns", "9")
+    cli("compare", graph, *rules).assert_refused(2, "--max-columns goes with --formulation")
 
 
 def test_compare_says_when_it_is_beaten(
@@ -401,7 +405,7 @@ def test_max_batch(cli: Command, symbolic: Path, folder: Path) -> None:
         ("-b 1MiB --dim other", ("no open dimension 'other'", "batch")),
         ("-b 1MiB --max-overhead much", ("--max-overhead",)),
         ("-b 1MiB --max-overhead -5%", ("--max-overhead",)),
-        ("-b 1MiB --dim batch=4", ("no open dimension",)),
+        ("-b 1MiB --dim batch=4", ("no open dimension", "by --dim", "--dim batch")),
     ],
 )
 def test_max_batch_refusals(
@@ -429,7 +433,7 @@ def test_help_names_every_planner(cli: Command) -> None:
 def test_options_of_models_are_refused_for_graph_files(cli: Command, graph: Path) -> None:
     for given in (
         "--shape x:1", "--dim n=2", "--target host", "--data d.npz", "--not-counted inputs",
-        "--split-batch 2", "--dw-policy asap",
+        "--split-batch 2", "--dw-policy asap", "--fresh",
     ):  # fmt: skip
         cli("plan", graph, *BUDGET, *given.split()).assert_refused(2, given.split()[0])
     for command in (("sweep",), ("compare", *BUDGET)):

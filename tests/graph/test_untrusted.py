@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.ort.trips import require_few_trips
+from onnxremat.pipeline.batch_size import set_batch
 from onnxremat.pipeline.original.source import read_source
 from tests.toolbox import parse
 
@@ -75,6 +77,53 @@ def test_an_absolute_location_is_refused(outside: Path) -> None:
     for place in (outside.parent / "secret", outside / "real"):
         with pytest.raises(ModelError, match="outside of the model's folder"):
             read_model(with_external(str(place), outside))
+
+
+def _external(tensor: TensorProto, location: str) -> None:
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+
+
+def _of_body(location: str) -> onnx.ModelProto:
+    """A model of whose two bodies one has a weight that lies there."""
+    made = parse("""g (float[8, 8] x, bool c) => (float[8, 8] y) {
+        y = If(c) <then_branch = a () => (float[8, 8] a) { a = MatMul(x, w) },
+                   else_branch = b () => (float[8, 8] b) { b = Sin(x) }> }""")
+    (body,) = (e.g for e in made.graph.node[0].attribute if e.name == "then_branch")
+    body.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
+    _external(body.initializer[0], location)
+    return made
+
+
+def _sparse(location: str) -> onnx.ModelProto:
+    made = parse("g (float[8, 8] x) => (float[8, 8] y) { y = MatMul(x, w) }")
+    sparse = made.graph.sparse_initializer.add(dims=[8, 8])
+    sparse.values.CopyFrom(numpy_helper.from_array(WEIGHTS.reshape(-1), "w"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.arange(64)))
+    _external(sparse.values, location)
+    return made
+
+
+@pytest.mark.parametrize("made", [_of_body, _sparse])
+def test_weights_of_bodies_and_sparse_ones_obey_the_same_rules(
+    made: Callable[[str], onnx.ModelProto], outside: Path
+) -> None:
+    """And are held by the model: what is written into another folder finds them."""
+    path = outside / "in.onnx"
+    for location, words in (("../secret", "outside"), ("out", "outside"), ("gone", "missing")):
+        path.write_bytes(made(location).SerializeToString())
+        with pytest.raises(ModelError, match=f"external weights (are|lie) {words}"):
+            read_model(path)
+    path.write_bytes(made("real").SerializeToString())
+    (outside / "elsewhere").mkdir()
+    set_batch(path, outside / "elsewhere" / "out.onnx", 4)
+    rows = np.ones((4, 8), np.float32)
+    model = onnx.load(outside / "elsewhere" / "out.onnx")
+    feeds = {"x": rows, "c": np.array(True)}
+    given = {value.name: feeds[value.name] for value in model.graph.input}
+    found = named_outputs(model, given, outside / "elsewhere")["y"]
+    np.testing.assert_array_equal(found, rows @ WEIGHTS)
 
 
 @pytest.mark.parametrize("location", ["", "gone", "a" * 5000, "a\0b", "real/x", "."])
@@ -203,8 +252,12 @@ def test_sparse_weights_that_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", ["4611686018427387904", "2147483648, 2147483648", "1073741824, 65536"]
-)
+    "shape",
+    [
+        "4611686018427387904", "2147483648, 2147483648", "1073741824, 65536",
+        "0, 4611686018427387904",  # of no bytes, but numpy makes no such array
+    ],
+)  # fmt: skip
 def test_tensors_that_no_machine_holds(shape: str) -> None:
     with pytest.raises(ModelError, match="too many bytes of tensor 'x'"):
         build_graph(bind(parse(f"g (float[{shape}] x) => (y) {{ y = Sin(x) }}")))
@@ -438,6 +491,37 @@ def test_a_while_loop_is_no_loop_of_all_its_trips() -> None:
     require_few_trips(loop("p"))
     with pytest.raises(ModelError, match="too many runs"):
         require_few_trips(loop("on"))
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes", "ends"),
+    [
+        ("c", "on", False),
+        ("", "on", False),
+        ("begin", "c", False),  # settled outside of it
+        ("c", "yes", False),
+        ("c", "no", True),
+        ("never", "on", True),
+        ("c", "p", True),
+        ("c", "carried", True),
+    ],
+)
+def test_a_loop_without_a_count_and_with_one_condition_never_ends(
+    begins: str, goes: str, ends: bool
+) -> None:
+    body = f"""b (int64 i, bool on, bool carried, float[4] s)
+            => (bool o, bool carry, float[4] t)
+            <bool yes = {{1}}, bool no = {{0}}, float f = {{9}}> {{
+        t = Sin(s)  r = ReduceSum<keepdims = 0>(t)  p = Less(r, f)  carry = Not(carried)
+        same = Identity({goes})  o = Identity(same) }}"""
+    made = parse(f"""g (float[4] x, bool begin) => (float[4] y)
+        <bool c = {{1}}, bool never = {{0}}> {{
+        z, y = Loop("", {begins or '""'}, c, x) <body = {body}> }}""")
+    if ends:
+        require_few_trips(made)
+    else:
+        with pytest.raises(ModelError, match="the Loop 'z' never ends"):
+            require_few_trips(made)
 
 
 # Attributes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 import onnxremat
 from onnxremat import api
 from onnxremat.cost.analytic import analytic_costs
-from onnxremat.errors import ModelError, UnsupportedError, UsageError
+from onnxremat.errors import ExhaustedError, ModelError, UnsupportedError, UsageError
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.memory.arena import Region
 from onnxremat.ort.feeds import index_range, seeded_feeds
@@ -22,10 +23,12 @@ from onnxremat.ort.profile import profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options, config_entries
 from onnxremat.pipeline.artifact import Kind
 from onnxremat.pipeline.bench import InSession, bench
+from onnxremat.pipeline.settings import Settings
+from onnxremat.planner.options import PlanOptions
 from onnxremat.rewrite.emit import rewrite
 from onnxremat.schedule.plan import Plan
 from onnxremat.session.compare import compare
-from onnxremat.session.load import options_of, write_options
+from onnxremat.session.load import options_beside, options_of
 from onnxremat.session.measure import Running, _merged, measure
 from onnxremat.session.process import PARTS
 from onnxremat.session.snippets import Snippets
@@ -157,7 +160,8 @@ def test_load_refuses_other_models(tmp_path: Path) -> None:
 
 def test_options_travel_with_the_model(saved: tuple[Path, dict], tmp_path: Path) -> None:
     assert options_of(onnx.load(saved[0])) == TUNED
-    written = write_options(tmp_path / "out.onnx", TUNED, {"budget_bytes": 5})
+    with options_beside(tmp_path / "out.onnx", TUNED, {"budget_bytes": 5}) as written:
+        assert not written.exists()
     assert written.name == "out.onnx.options.json"
     data = json.loads(written.read_text())
     assert Options.from_json(data["session"]) == TUNED
@@ -165,6 +169,32 @@ def test_options_travel_with_the_model(saved: tuple[Path, dict], tmp_path: Path)
     assert data["plan"] == {"budget_bytes": 5}
     with pytest.raises(UsageError, match="colour"):
         Options.from_json({"colour": "red"})
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_model_is_not_written_without_its_options(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that has room for the model alone nothing changes, an older one and its options
+    included."""
+    made = api.optimize(
+        to_model(training_chain(2, 4, 4)), budget="2x",
+        settings=Settings(costs=analytic_costs, measure=False),
+        options=PlanOptions(time_limit=LONG),
+    )  # fmt: skip
+    out = tmp_path / "out.onnx"
+    if there:
+        out.write_bytes(b"old")
+        (tmp_path / "out.onnx.options.json").write_bytes(b"older")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("onnxremat.session.load.json.dumps", full)
+    with pytest.raises(ExhaustedError, match=r"out.onnx.options.json"):
+        made.save(out)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_snippets_say_all_that_load_does(saved: tuple[Path, dict]) -> None:

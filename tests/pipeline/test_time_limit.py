@@ -441,3 +441,39 @@ def test_what_a_late_command_says_of_planning(busy: bool, monkeypatch: pytest.Mo
         clock[0] += 40
     assert "more than --time-limit 10" in said[0]
     assert ("busy" in said[0]) == busy
+
+
+@pytest.mark.parametrize("budget", [0.1, 2.0])
+def test_a_stopped_refusal_runs_nothing_more(
+    budget: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the smallest budget is looked for; a plan that keeps the budget after all is run
+    and kept."""
+    asked, runs, real = list[bool](), list[bool](), within_budget.smallest_budget
+
+    def searched(*given: Any) -> Any:
+        asked.append(True)
+        return real(*given)
+
+    monkeypatch.setattr(within_budget, "smallest_budget", searched)
+    unfit = closed_loop.attempt
+    prepared = prepare(to_model(training_chain(4, 16, 4096)), Settings(threads=1))
+    limit = Limit(round(budget * prepared.baseline_peak))
+    monkeypatch.setattr(
+        within_budget,
+        "attempt",
+        lambda target, *more: unfit(replace(target, limit=Limit(1)), *more),
+    )
+    measured = in_session.InOneSession.measure
+    monkeypatch.setattr(
+        in_session.InOneSession, "measure",
+        lambda *given: (runs.append(True), measured(*given))[1],
+    )  # fmt: skip
+    options = PlanOptions(time_limit=LONG, threads=1, stop=lambda: bool(asked))
+    if budget < 0.5:
+        with pytest.raises(NO_FIT, match="there was no time to run it"):
+            plan_within(prepared, limit, options)
+        assert not runs
+    else:
+        assert plan_within(prepared, limit, options).held <= limit.planned
+        assert runs
