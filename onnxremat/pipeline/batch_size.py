@@ -37,7 +37,7 @@ from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
 from onnxremat.ort.profile import named_outputs
 from onnxremat.pipeline.original.source import Source, files_read, read_source
-from onnxremat.rewrite.mixed_rows import require_own_rows
+from onnxremat.rewrite.own_rows import require_own_rows
 from onnxremat.rewrite.restore import restored
 from onnxremat.session.compare import compare
 
@@ -68,11 +68,11 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
     graph = build_graph(bind(model), folder)
     places = batch_places(graph, inputs, old)
     made, changed = _changed(to_model(graph), graph, inputs, places, (old, batch))
-    _require_own_rows(graph, inputs, places, old)
+    _require_own_rows(graph, inputs, old)
     _compare(graph, made, inputs, old, batch, folder)
     if old < 2 <= batch:  # one row alone does not show what several of them decide together
         more = build_graph(made, folder)
-        _require_own_rows(more, inputs, batch_places(more, inputs, batch), batch)
+        _require_own_rows(more, inputs, batch)
     write_model(made, target, folder, keep)
     return facts | {"inputs": inputs, "before": old, "after": batch, "constants": changed}
 
@@ -143,14 +143,12 @@ def _changed(
     return model, len(said)
 
 
-def _require_own_rows(
-    graph: Graph, inputs: Sequence[str], places: Mapping[str, Place], batch: int
-) -> None:
+def _require_own_rows(graph: Graph, inputs: Sequence[str], batch: int) -> None:
     """Raises:
     UnsupportedError: by the rules of its operators, rows are made of others.
     """
     hint = "export the model with an open batch dimension, and give --dim"
-    require_own_rows(graph, inputs, places, batch, hint=hint)
+    require_own_rows(graph, inputs, batch, hint=hint)
 
 
 def _compare(

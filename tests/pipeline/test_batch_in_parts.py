@@ -259,7 +259,7 @@ def test_more_parts_than_a_graph_has_room_for(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rows_that_depend_on_each_other_are_refused() -> None:
     graph = graph_of(MEAN, opset=13)
-    with pytest.raises(UnsupportedError, match="another one"):
+    with pytest.raises(UnsupportedError, match="depend on each other"):
         in_parts(graph, (2,), seeded_feeds(graph), None)
 
 
@@ -528,5 +528,5 @@ def test_rows_that_decide_together_stay_together(mixed: str) -> None:
         float thousand = {{1000}}, float one = {{1}}, float nil = {{0}},
         int64 first = {{0}}, int64[1] begin = {{0}}, int64[1] end = {{1}}>
         {{ a = Sin(x) {mixed} }}""")  # fmt: skip
-    with pytest.raises(UnsupportedError, match="rows of the batch depend on each other"):
+    with pytest.raises(UnsupportedError, match="rows of the batch (may )?depend on each other"):
         in_parts(graph, (2,), seeded_feeds(graph), None)
