@@ -84,7 +84,7 @@ def follow(told: Told) -> None:
     for op in told.graph.ops:
         if not any(told.depends(name) for name in op.reads):
             continue
-        if op.op_type in SIZES and _known(told.graph, op.reads[0]):
+        if op.op_type in SIZES and (op.reads[0] in told.own or _known(told.graph, op.reads[0])):
             continue  # what follows from sizes alone is the same for every row
         lost = next((told.lost[name] for name in op.reads if name in told.lost), None)
         found = lost or told.one_row(op)
@@ -135,6 +135,8 @@ def _rows(op: Op, number: int, told: Told) -> Rows:
     row = row_of(op)
     if row is None:
         raise CannotSplitError(f"no rule says what an entry of a result of {op.op_type} reads")
+    if told.tensors[op.outputs[number]].shape is None:
+        raise CannotSplitError("its size is not known")
     errors: list[CannotSplitError] = [_MixedError("its entries are of several rows")]
     for axis, size in enumerate(told.shape(op.outputs[number])):
         try:
