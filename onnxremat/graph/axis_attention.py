@@ -114,8 +114,7 @@ def turned(call: Call, span: Span) -> Piece:
 
 
 def turned_at(call: Call, span: Span) -> Piece:
-    """The same of onnxruntime's: input, positions (of each row, or the first one of all), tables.
-    """
+    """The same of onnxruntime's: input, positions (of each row, or the first of all), tables."""
     if span.axis:
         raise CannotSplitError("an entry is made of others of its head")
     places = None if len(call.shape(1)) < 2 else span

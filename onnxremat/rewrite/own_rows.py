@@ -229,7 +229,9 @@ def _turn(step: int, rows: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
             step, rows = step * many, rows[::many]
             break
     count = len(rows)
-    turn = next(n for n in range(1, count + 1) if count % n == 0 and rows[:n] * (count // n) == rows)
+    turn = next(
+        n for n in range(1, count + 1) if count % n == 0 and rows[:n] * (count // n) == rows
+    )
     return step, rows[:turn]
 
 

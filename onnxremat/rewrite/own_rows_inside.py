@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxremat.errors import OnnxrematError
 from onnxremat.graph.ir import Graph, Op, subgraphs
 from onnxremat.ort.infer import build_graph
-from onnxremat.rewrite.told import ANY, Lost, Rows, Told
+from onnxremat.rewrite.told import Lost, Rows, Told
 
 LARGEST = 4096  # entries of a constant that may be one that a rule reads: axes, a shape
 Follow: TypeAlias = Callable[[Told], None]
@@ -90,7 +90,7 @@ class _Body:
         while True:
             told = Told(graph, dict(self.own), dict(self.lost))
             follow(told)
-            if not any([self._changes(state, made, told) for state, made in self.states]):
+            if not any(self._changes(state, made, told) for state, made in self.states):
                 return told
 
     def _changes(self, state: str, made: str, told: Told) -> bool:

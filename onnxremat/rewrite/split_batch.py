@@ -2,8 +2,8 @@
 
 Fission along the batch (MAGIS, section 4.2, of the whole graph): one part after the other needs the
 activations of one part only, and parts on different devices run side by side. Weights and what does
-not depend on the batch are shared. Rows that are known to depend on each other
-(:mod:`onnxremat.rewrite.own_rows`) are refused; of the others the caller compares results.
+not depend on the batch are shared. Where it is not shown that rows depend on themselves alone
+(:mod:`onnxremat.rewrite.own_rows`), it is refused; that parts compute the same the caller checks.
 """
 
 from __future__ import annotations

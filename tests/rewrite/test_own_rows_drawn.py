@@ -1,5 +1,5 @@
-"""What is said of rows against runs: where a value is said to be of one row for each entry, no other
-row, however large its numbers become, changes the entry."""
+"""What is said of rows against runs: where an entry of a value is said to be of one row, no other
+row, however large its numbers become, changes it."""
 
 from __future__ import annotations
 
@@ -60,12 +60,13 @@ def contradicted(graph: Graph, feeds: Values, given: Mapping[str, Rows], draw: R
         }
         try:
             after = dict(zip(arrays, session.run(arrays, changed), strict=True))
-        except Exception:  # noqa: S112  (a look-up out of range, or the like)
+        except Exception:
             continue
         for name in arrays:
             kept = _beside(before[name], own[name], row), _beside(after[name], own[name], row)
             assert _same(*kept), (
-                f"{graph.ops[graph.producer[name]].op_type} '{name}' is said to have {own[name]}, and row {row} changes others"
+                f"{graph.ops[graph.producer[name]].op_type} '{name}' is said to have {own[name]}, "
+                f"and row {row} changes others"
             )
     return len(arrays)
 
@@ -184,7 +185,9 @@ class _Drawn:
         self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
         return name
 
-    def add(self, kind: str, inputs: list[str], shape: tuple[int, ...], **attributes: object) -> str:
+    def add(
+        self, kind: str, inputs: list[str], shape: tuple[int, ...], **attributes: object
+    ) -> str:
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, inputs, [name], name=f"n_{name}", **attributes))
         self.shapes[name] = shape
@@ -265,8 +268,8 @@ class _Drawn:
         self.add("Expand", [name, self.constant(made)], made)
 
     def times(self, name: str, shape: tuple[int, ...]) -> None:
-        fits = [other for other, each in self.shapes.items()
-                if len(each) in (1, 2) and each[-2:][0] == shape[-1] and len(shape) > 1]  # fmt: skip
+        factors = [(other, each) for other, each in self.shapes.items() if len(each) in (1, 2)]
+        fits = [other for other, each in factors if each[0] == shape[-1] and len(shape) > 1]
         if fits:
             other = self.draw.choice(fits)
             self.add("MatMul", [name, other], (*shape[:-1], *self.shapes[other][1:]))
