@@ -128,8 +128,9 @@ def test_an_operator_that_no_rule_knows_is_named(body: str, said: str) -> None:
 
 def test_rows_of_parts_and_of_heads_are_known() -> None:
     """Slices of the batch that are joined again; heads that are merged into it, and parted."""
-    graph = graph_of("""g (float[4, 6] x) => (float[4, 6] y) <int64[1] axis = {0}, int64[1] nil = {0},
-        int64[1] one = {1}, int64[1] four = {4}, int64[2] heads = {8, 3}, int64[2] all = {4, 6}> {
+    graph = graph_of("""g (float[4, 6] x) => (float[4, 6] y)
+        <int64[1] axis = {0}, int64[1] nil = {0}, int64[1] one = {1}, int64[1] four = {4},
+         int64[2] heads = {8, 3}, int64[2] all = {4, 6}> {
         a = Slice(x, nil, one, axis) b = Slice(x, one, four, axis)
         m = ReduceMax<keepdims = 1>(a, nil) p = Sub(a, m)
         c = Concat<axis = 0>(p, b)
