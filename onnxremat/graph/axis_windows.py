@@ -75,12 +75,12 @@ def pooling(call: Call, span: Span) -> Piece:
     """Batch, channels and spatial axes."""
     if len(call.op.writes) > 1:
         raise CannotSplitError("its indices count the whole input")
-    _as_inferred(call)
-    if span.axis < SPATIAL:
-        return leading(call, span)
     auto = call.text("auto_pad", "NOTSET")
     if auto.startswith("SAME") and max(call.attributes.get("dilations") or [1]) > 1:
         raise CannotSplitError(f"its windows are dilated, which {auto} goes without")
+    _as_inferred(call)
+    if span.axis < SPATIAL:
+        return leading(call, span)
     averages = call.op.op_type != "MaxPool"
     if averages and call.attributes.get("ceil_mode") and call.attributes.get("count_include_pad"):
         raise CannotSplitError("it counts padding, and its last window lies over the border")
