@@ -34,6 +34,11 @@ ALONG = frozenset({
     products.skip_normalised, products.reduction, products.best_index, layouts.gathered_elements,
     layouts.scattered_elements, quantised.softmax,
 })  # fmt: skip
+# Positions of inputs that say a shape, or where in one.
+SHAPED: dict[str, tuple[int, ...]] = {
+    "ConstantOfShape": (0,), "Expand": (1,), "Pad": (1,), "Reshape": (1,), "Resize": (2, 3),
+    "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,), "Unsqueeze": (1,),
+}  # fmt: skip
 MOST = 1 << 16  # entries of an axis that are looked at one by one
 
 
@@ -82,11 +87,16 @@ def lost_by(graph: Graph, inputs: Sequence[str], batch: int) -> Lost | None:
 def follow(told: Told) -> None:
     """Add what the ops make to what is told."""
     for op in told.graph.ops:
+        counted = _counted(op, told)
         if not any(told.depends(name) for name in op.reads):
+            told.counts.update(op.writes if counted else ())
             continue
         if op.op_type in SIZES and (op.reads[0] in told.own or _known(told.graph, op.reads[0])):
+            told.counts.update(op.writes)
             continue  # what follows from sizes alone is the same for every row
-        lost = next((told.lost[name] for name in op.reads if name in told.lost), None)
+        lost: Rows | Lost | None = next((told.lost[n] for n in op.reads if n in told.lost), None)
+        if lost is None and counted:
+            lost = Lost(op, op.writes[0], f"it computes with '{counted}', a number of rows perhaps")
         found = lost or told.one_row(op)
         if found is not None:
             for name in op.writes:
@@ -95,6 +105,24 @@ def follow(told: Told) -> None:
             follow_bodies(op, told, follow)
         else:
             _follow(op, told)
+
+
+def _counted(op: Op, told: Told) -> str:
+    """What an op computes with that follows from the number of rows; "" for nothing. Of sizes that
+    are looked up by constants it is that of the rows alone."""
+    shaped = SHAPED.get(op.op_type, ()) if op.standard else ()
+    found = [n for at, n in enumerate(op.inputs) if n in told.counts and at not in shaped]
+    found += [name for name in op.captures if name in told.counts]
+    if found and op.standard and op.op_type == "Gather":
+        maker = told.graph.producer.get(op.inputs[0])
+        places = told.facts.constant(op.inputs[1])
+        sized = told.graph.ops[maker] if maker is not None else op
+        rows = told.own.get(sized.inputs[0]) if sized.op_type == "Shape" else None
+        plain = not sized.node.attribute and rows is not None and rows.axis != ANY
+        if plain and rows is not None and places is not None:
+            rank = len(told.shape(sized.inputs[0]))
+            return found[0] if rows.axis in (places % max(1, rank)).ravel() else ""
+    return found[0] if found else ""
 
 
 def _known(graph: Graph, name: str) -> bool:

@@ -67,11 +67,13 @@ class Told:
     Attributes:
         own: on which rows values depend, where that is shown.
         lost: values that depend on rows, of which it is not.
+        counts: values that follow from how many rows there are: other ones of a part of them.
     """
 
     graph: Graph
     own: dict[str, Rows]
     lost: dict[str, Lost] = field(default_factory=dict)
+    counts: set[str] = field(default_factory=set)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:

@@ -136,3 +136,18 @@ def test_rows_of_parts_and_of_heads_are_known() -> None:
         c = Concat<axis = 0>(p, b)
         h = Reshape(c, heads) s = Softmax<axis = 1>(h) y = Reshape(s, all) }""")
     require_own_rows(graph, ["x"], 4, hint="")
+
+
+@pytest.mark.parametrize(("place", "whole"), [(0, True), (1, False)])
+def test_a_number_of_rows_is_another_one_in_parts(place: int, whole: bool) -> None:
+    """Below its bound on the numbers that a run is tried with."""
+    graph = graph_of(f"""g (float[8, 4] x) => (float[8, 4] y)
+        <float each = {{25}}, float nil = {{0}}, int64 place = {{{place}}}> {{
+        s = Shape(x) n = Gather(s, place) f = Cast<to = 1>(n) b = Mul(f, each)
+        c = Greater(x, b) y = Where(c, nil, x) }}""")
+    if not whole:
+        require_own_rows(graph, ["x"], 8, hint="")
+        return
+    with pytest.raises(UnsupportedError, match="may depend") as told:
+        require_own_rows(graph, ["x"], 8, hint="")
+    assert "a number of rows" in told.value.why
