@@ -91,6 +91,8 @@ class _Body:
             told = Told(graph, dict(self.own), dict(self.lost))
             follow(told)
             if not any(self._changes(state, made, told) for state, made in self.states):
+                for name in told.counts.intersection(value.name for value in self.proto.output):
+                    told.lost[name] = Lost(self.op, name, "it gives a number of rows perhaps")
                 return told
 
     def _changes(self, state: str, made: str, told: Told) -> bool:
