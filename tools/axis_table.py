@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxremat.graph.axes import TABLE
 
-SHORT = {"com.microsoft": "ms:", "com.microsoft.nchwc": "nchwc:", "": ""}
+SHORT = {"ai.onnx.ml": "ml:", "com.microsoft": "ms:", "com.microsoft.nchwc": "nchwc:", "": ""}
 
 
 def axis_table() -> str:

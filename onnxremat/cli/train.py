@@ -410,12 +410,12 @@ class _Run:
         _heed(interrupt)
 
     def _epoch(self, progress: Progress, interrupt: Callable[[], bool]) -> None:
-        losses = progress.losses[self.since :]
+        losses = len(progress.losses) - self.since
         self.since = len(progress.losses)
         row: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
         text = f"epoch {progress.epoch}/{self.epochs}"
         if losses:
-            row["loss"] = sum(losses) / len(losses)
+            row["loss"] = progress.mean
             text += f"  loss {row['loss']:.4f}"
         if self.evaluator and self.held_out:
             try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxremat.cost.integers import operations, workspace
+from onnxremat.cost.shapes import made_shape, read_shape
 from onnxremat.cost.table import CostTable
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import ONNX, is_alias
@@ -99,31 +100,29 @@ def _bytes(graph: Graph, name: str) -> int:
     return tensor.bytes if tensor else 0
 
 
-def _shape(graph: Graph, op: Op, index: int, *, output: bool = False) -> tuple[int, ...]:
-    names = op.outputs if output else op.inputs
-    tensor = graph.tensors.get(names[index]) if index < len(names) else None
-    return (tensor.shape or ()) if tensor else ()
-
-
 def flops(graph: Graph, op: Op) -> float:
     """Floating point operations of one run."""
-    out = math.prod(_shape(graph, op, 0, output=True))
+    out = math.prod(made_shape(graph, op))
     kind = op.op_type
     if kind in ("Conv", "FusedConv"):
-        return 2.0 * out * math.prod(_shape(graph, op, 1)[1:])
+        return 2.0 * out * math.prod(read_shape(graph, op, 1)[1:])
     if kind == "ConvTranspose":
-        return 2.0 * math.prod(_shape(graph, op, 0)) * math.prod(_shape(graph, op, 1)[1:])
+        return 2.0 * math.prod(read_shape(graph, op, 0)) * math.prod(read_shape(graph, op, 1)[1:])
     if kind in ("MatMul", "FusedMatMul"):
-        first = _shape(graph, op, 0)
+        first = read_shape(graph, op, 0)
         return 2.0 * out * (first[-1] if first else 1)
     if kind in ("Gemm", "FusedGemm"):
-        first, rows = _shape(graph, op, 0), _shape(graph, op, 0, output=True)[:1]
+        first, rows = read_shape(graph, op, 0), made_shape(graph, op)[:1]
         return 2.0 * out * math.prod(first) / max((1, *rows))
     known = operations(graph, op)
     if known is not None:
         return known
     if kind == "Einsum":
-        return 2.0 * math.prod(_shape(graph, op, 0)) * max(1, (_shape(graph, op, 1) or (1,))[-1])
+        return (
+            2.0
+            * math.prod(read_shape(graph, op, 0))
+            * max(1, (read_shape(graph, op, 1) or (1,))[-1])
+        )
     heavy = ("Erf", "Exp", "Tanh", "Sigmoid", "Softmax", "Pow", "Gelu", "LogSoftmax", "Log")
     return out * (20.0 if kind in heavy else 1.0)
 
@@ -156,22 +155,22 @@ def scratch_bytes(graph: Graph, op: Op) -> int:
     if known is not None:
         return known
     if kind in ("Conv", "FusedConv"):
-        out_shape = _shape(graph, op, 0, output=True)
-        return max(64 << 10, windows_written_out(op, _shape(graph, op, 1), out_shape))
+        out_shape = made_shape(graph, op)
+        return max(64 << 10, windows_written_out(op, read_shape(graph, op, 1), out_shape))
     if kind == "ConvTranspose":
-        pixels = math.prod(_shape(graph, op, 0)[2:])  # one group after the other
-        return int(4 * math.prod(_shape(graph, op, 1)[1:]) * pixels)
+        pixels = math.prod(read_shape(graph, op, 0)[2:])  # one group after the other
+        return int(4 * math.prod(read_shape(graph, op, 1)[1:]) * pixels)
     if kind in ("Softmax", "LogSoftmax"):
         axis = next((a.i for a in op.node.attribute if a.name == "axis"), -1)
-        rank = len(_shape(graph, op, 0))
+        rank = len(read_shape(graph, op, 0))
         return 0 if axis in (-1, rank - 1) else 2 * first
     if kind == "LRN":
         return 2 * first
     if kind in ("Sum", "Max", "Min", "Mean") and len(op.inputs) > 2:
         return out
     if kind == "Where":  # what it takes from each side, as large as the condition and that side
-        size = out // max(1, math.prod(_shape(graph, op, 0, output=True)))
-        given = _shape(graph, op, 0)
-        sides = (np.broadcast_shapes(given, _shape(graph, op, at)) for at in (1, 2))
+        size = out // max(1, math.prod(made_shape(graph, op)))
+        given = read_shape(graph, op, 0)
+        sides = (np.broadcast_shapes(given, read_shape(graph, op, at)) for at in (1, 2))
         return size * sum(math.prod(side) for side in sides)
     return 3 * first if kind == "Einsum" else 0

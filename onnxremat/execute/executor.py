@@ -80,6 +80,12 @@ class Held:
                 if not self.left[key]:
                     self.store.pop(key, None)
 
+    def drop(self) -> None:
+        """The run failed: whoever keeps its error keeps none of its values."""
+        with self.lock:
+            self.store.clear()
+            self.given.clear()
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -306,12 +312,16 @@ class Executor:
             if self._given.memory(name) != memory(device):
                 value = moved(value, device, self.copies)
             self.stages[index].bind(name, value)
-        if self._streams:
-            self._side_by_side()
-        else:
-            with denormals_as_zero():
-                for index in range(len(self.parts.actions)):
-                    self.act(index)
+        try:
+            if self._streams:
+                self._side_by_side()
+            else:
+                with denormals_as_zero():
+                    for index in range(len(self.parts.actions)):
+                        self.act(index)
+        except BaseException:
+            self._held.drop()
+            raise
         if self._shared:
             self._shared.end()
         return self.results(self._held)
@@ -340,7 +350,8 @@ class Executor:
                 raise ModelError(
                     f"partition {action.name} does not run", why=first_line(error)
                 ) from error
-            fresh.clear()
+            finally:
+                fresh.clear()
             self._keep(index, values, held)
             if self._shared:
                 self._shared.note(index, self.stages[index].names, values)

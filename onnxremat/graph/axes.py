@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from onnxremat.graph import axis_attention as attending
 from onnxremat.graph import axis_layouts as layouts
+from onnxremat.graph import axis_places as places
 from onnxremat.graph import axis_products as products
 from onnxremat.graph import axis_quantised as quantised
 from onnxremat.graph import axis_windows as windows
@@ -19,7 +20,7 @@ from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.spans import CannotSplitError, Facts, Piece, Rule, Span
 from onnxremat.graph.traits import ONNX, has_bodies, is_random
 
-MS, BLOCKED = "com.microsoft", "com.microsoft.nchwc"
+ML, MS, BLOCKED = "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ Table = dict[tuple[str, str], Row]
 _UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Dropout Elu Erf "
     "Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not PRelu "
-    "Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Tan Tanh "
+    "Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh "
     "ThresholdedRelu"
 )
 _BINARY = (
@@ -87,8 +88,10 @@ TABLE: Table = {
     **_rows("free", "all but the last axis", products.skip_normalised,
             "SkipLayerNormalization SkipSimplifiedLayerNormalization", MS),
     **_rows("free", "all but the channels", products.but_channels, "BatchNormalization LRN"),
-    **_rows("free", "the batch", products.batch_alone, "GroupNormalization InstanceNormalization"),
-    **_rows("free", "batch and channels", products.images, "GlobalAveragePool GlobalMaxPool"),
+    **_rows("free", "the batch", products.batch_alone,
+            "Col2Im GroupNormalization InstanceNormalization"),
+    **_rows("free", "batch and channels", products.images,
+            "GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool"),
     **_rows("free", "the batch", products.batch_alone, "GlobalAveragePool GlobalMaxPool", BLOCKED),
     **_rows("free", "rows of A, columns of B, and batch axes", products.product, "MatMul"),
     **_rows("free", "rows of A, columns of B, and batch axes", products.product, "FusedMatMul", MS),
@@ -97,6 +100,19 @@ TABLE: Table = {
     **_rows("free", "every axis that is named", products.contracted, "Einsum"),
     **_rows("free", "batch, heads, queries", attending.attention, "Attention"),
     **_rows("free", "batch, queries", attending.many_heads, "MultiHeadAttention", MS),
+    **_rows("free", "the batch", attending.packed, "Attention", MS),
+    **_rows("free", "the batch", attending.grouped, "GroupQueryAttention", MS),
+    **_rows("free", "the batch", attending.embedded, "EmbedLayerNormalization", MS),
+    **_rows("free", "the batch", attending.turned, "RotaryEmbedding"),
+    **_rows("free", "the batch", attending.turned_at, "RotaryEmbedding", MS),
+    **_rows("free", "every axis", products.pointwise, "LabelEncoder", ML),
+    **_rows("free", "samples", places.samples,
+            "Binarizer Imputer LinearClassifier LinearRegressor Normalizer SVMRegressor Scaler "
+            "TreeEnsembleClassifier TreeEnsembleRegressor", ML),
+    **_rows("free", "axes of the matrices", places.determinants, "Det"),
+    **_rows("free", "axes before those of a matrix", places.triangle, "Trilu"),
+    **_rows("free", "axes before those of a matrix", places.triangle, "Trilu", MS),
+    **_rows("free", "all but its axis and the last", places.transformed, "DFT"),
     **_rows("reduction", "axes that are left", products.reduction, _REDUCE),
     **_rows("reduction", "axes that are left", products.best_index, "ArgMax ArgMin"),
     **_rows("window", "batch and spatial axes", windows.convolution, "Conv"),
@@ -122,6 +138,15 @@ TABLE: Table = {
     **_rows("index", "axes of the indices", quantised.looked_up, "GatherBlockQuantized", MS),
     **_rows("index", "all but its axis", layouts.gathered_elements, "GatherElements"),
     **_rows("index", "all but its axis", layouts.scattered_elements, "ScatterElements"),
+    **_rows("index", "axes of the indices, and of the data beside those looked up in",
+            places.gathered_at, "GatherND"),
+    **_rows("index", "axes of the indices, and of the data beside those looked up in",
+            places.gathered_at, "GatherND", MS),
+    **_rows("index", "axes that are not looked up in", places.scattered_at, "ScatterND"),
+    **_rows("index", "axes of the indices", places.one_hot, "OneHot"),
+    **_rows("index", "all but the one it reverses", places.reversed_rows, "ReverseSequence"),
+    **_rows("index", "every axis", places.sampled, "GridSample"),
+    **_rows("index", "regions, channels", places.regions, "RoiAlign"),
     **_rows("layout", "axes that lead a group of equal size", layouts.reshaped,
             "Flatten Reshape Squeeze Unsqueeze"),
     **_rows("layout", "every axis", layouts.transposed_axes, "Transpose"),

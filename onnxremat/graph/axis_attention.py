@@ -65,3 +65,71 @@ def _of_scores(call: Call, position: int, span: Span, axis: int) -> Span | None:
     shape = call.shape(position)
     own = axis - (4 - len(shape))
     return span.along(own) if own >= 0 and shape[own] == call.out[span.axis] else None
+
+
+def packed(call: Call, span: Span) -> Piece:
+    """Batch of onnxruntime's attention whose weights make queries, keys and values of one tensor.
+    Input, weights, bias, mask, past keys and values, what is added to scores, length of the past.
+    """
+    _result_alone(call, past=(4,))
+    if span.axis:
+        raise CannotSplitError("queries, keys and values are made of one tensor")
+    reads = call.none()
+    reads[0] = span
+    if call.has(3):
+        if len(call.shape(3)) == 1:
+            raise CannotSplitError("its mask holds lengths")
+        reads[3] = call.broadcast_first(3, span)
+    if call.has(5):
+        reads[5] = _of_scores(call, 5, span, BATCH)
+    return Piece(tuple(reads), span)
+
+
+def grouped(call: Call, span: Span) -> Piece:
+    """Batch of onnxruntime's attention in groups. Query, key, value, past keys and values, lengths,
+    the largest of them, two tables, positions, what is added to scores."""
+    if span.axis:
+        raise CannotSplitError("it counts queries from the first to hide keys")
+    reads = call.none()
+    reads[0] = span
+    for position in (1, 2, 3, 4, 5):
+        if call.has(position):
+            reads[position] = span
+    for position in (9, 10):
+        if call.has(position):
+            reads[position] = call.broadcast_first(position, span)
+    if any(call.has(position) for position in range(11, len(reads))):
+        raise CannotSplitError("it has inputs that no rule knows")
+    return Piece(tuple(reads), span)
+
+
+def turned(call: Call, span: Span) -> Piece:
+    """Batch of a rotary embedding of ONNX: input, two tables that are looked up at positions, or
+    that hold what belongs to each row, and these positions."""
+    if span.axis:
+        raise CannotSplitError("an entry is made of others of its head")
+    own = None if call.has(3) else span
+    reads = (span, own, own, span if call.has(3) else None)
+    return Piece(reads[: len(call.op.inputs)], span)
+
+
+def turned_at(call: Call, span: Span) -> Piece:
+    """The same of onnxruntime's: input, positions (of each row, or the first of all), tables."""
+    if span.axis:
+        raise CannotSplitError("an entry is made of others of its head")
+    places = None if len(call.shape(1)) < 2 else span
+    return Piece((span, places, *call.none()[2:]), span)
+
+
+def embedded(call: Call, span: Span) -> Piece:
+    """Batch of onnxruntime's embeddings of words: words, kinds, three tables, scale, bias, mask,
+    positions."""
+    if span.axis:
+        raise CannotSplitError("a word has the position that it is at")
+    reads = call.none()
+    for position in (0, 1, 7):
+        if call.has(position):
+            reads[position] = span
+    if call.has(8):
+        reads[8] = call.broadcast_first(8, span)
+    return Piece(tuple(reads), span)

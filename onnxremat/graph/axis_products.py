@@ -96,11 +96,13 @@ def factors(call: Call, span: Span, a: int, b: int) -> tuple[Span | None, Span |
         b: of the right one.
 
     Raises:
-        CannotSplitError: one of them is a vector.
+        CannotSplitError: both are vectors.
     """
     left, right = call.shape(a), call.shape(b)
-    if min(len(left), len(right)) < 2:
-        raise CannotSplitError("one of its factors is a vector")
+    if len(right) == 1:
+        return (span if span.axis < len(left) - 1 else None), None
+    if len(left) == 1:
+        return None, span if span.axis < len(right) - 2 else span.along(len(right) - 1)
     rank, reads = len(call.out), list[Span | None]([None, None])
     if span.axis == rank - 2:
         rows = len(left) - (1 if call.attributes.get("transA") else 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxremat.graph.axis_products import leading
 from onnxremat.graph.spans import Call, CannotSplitError, Piece, Span
 
 SPATIAL = 2  # first axis of an image's rows
@@ -77,12 +78,12 @@ def pooling(call: Call, span: Span) -> Piece:
     auto = call.text("auto_pad", "NOTSET")
     if auto.startswith("SAME") and max(call.attributes.get("dilations") or [1]) > 1:
         raise CannotSplitError(f"its windows are dilated, which {auto} goes without")
+    _as_inferred(call)
+    if span.axis < SPATIAL:
+        return leading(call, span)
     averages = call.op.op_type != "MaxPool"
     if averages and call.attributes.get("ceil_mode") and call.attributes.get("count_include_pad"):
         raise CannotSplitError("it counts padding, and its last window lies over the border")
-    _as_inferred(call)
-    if span.axis == 1:
-        return Piece((span, *call.none()[1:]), span)
     return through(call, span, call.none())
 
 

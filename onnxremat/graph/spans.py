@@ -216,5 +216,10 @@ class Call:
             return None
         return span.along(axis)
 
+    def broadcast_first(self, position: int, span: Span) -> Span | None:
+        """The stretch of an input along its own leading axis, all of it where that has one entry
+        for all."""
+        return span.along(0) if self.shape(position)[:1] == self.out[:1] else None
+
 
 Rule = Callable[[Call, Span], Piece]

@@ -35,9 +35,11 @@ from onnxremat.limits import TENSOR_BYTES
 from onnxremat.ort.feeds import seeded_feeds
 from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind, build_graph
+from onnxremat.ort.offline import PORTABLE, optimised_for
 from onnxremat.ort.profile import named_outputs
+from onnxremat.pipeline.original.sizes import with_measured_shapes
 from onnxremat.pipeline.original.source import Source, files_read, read_source
-from onnxremat.rewrite.mixed_rows import require_own_rows
+from onnxremat.rewrite.own_rows import require_own_rows
 from onnxremat.rewrite.restore import restored
 from onnxremat.session.compare import compare
 
@@ -68,11 +70,10 @@ def set_batch(source: Source, target: str | os.PathLike[str], batch: int) -> dic
     graph = build_graph(bind(model), folder)
     places = batch_places(graph, inputs, old)
     made, changed = _changed(to_model(graph), graph, inputs, places, (old, batch))
-    _require_own_rows(graph, inputs, places, old)
+    _require_own_rows(to_model(graph), inputs, old, folder)
     _compare(graph, made, inputs, old, batch, folder)
     if old < 2 <= batch:  # one row alone does not show what several of them decide together
-        more = build_graph(made, folder)
-        _require_own_rows(more, inputs, batch_places(more, inputs, batch), batch)
+        _require_own_rows(made, inputs, batch, folder)
     write_model(made, target, folder, keep)
     return facts | {"inputs": inputs, "before": old, "after": batch, "constants": changed}
 
@@ -144,13 +145,18 @@ def _changed(
 
 
 def _require_own_rows(
-    graph: Graph, inputs: Sequence[str], places: Mapping[str, Place], batch: int
+    model: onnx.ModelProto, inputs: Sequence[str], batch: int, folder: Path | None
 ) -> None:
-    """Raises:
-    UnsupportedError: by the rules of its operators, rows are made of others.
+    """Of the model as onnxruntime optimises it, in which what follows from sizes is a constant.
+
+    Raises:
+        UnsupportedError: it is not shown that each row is made of that row alone.
     """
+    found = optimised_for(model, PORTABLE, folder, to_write=False)
+    plain = to_model(found.graph)
+    graph = with_measured_shapes(found.graph, plain, seeded_feeds(found.graph), found.folder)
     hint = "export the model with an open batch dimension, and give --dim"
-    require_own_rows(graph, inputs, places, batch, hint=hint)
+    require_own_rows(graph, inputs, batch, hint=hint)
 
 
 def _compare(

@@ -2,8 +2,8 @@
 
 Fission along the batch (MAGIS, section 4.2, of the whole graph): one part after the other needs the
 activations of one part only, and parts on different devices run side by side. Weights and what does
-not depend on the batch are shared. Rows that are known to depend on each other
-(:mod:`onnxremat.rewrite.mixed_rows`) are refused; of the others the caller compares results.
+not depend on the batch are shared. Where it is not shown that rows depend on themselves alone
+(:mod:`onnxremat.rewrite.own_rows`), it is refused; that parts compute the same the caller checks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.traits import has_bodies
 from onnxremat.graph.weights import place
 from onnxremat.limits import NODES, check
-from onnxremat.rewrite.mixed_rows import require_own_rows
+from onnxremat.rewrite.own_rows import require_own_rows
 
 STATED = 10  # opset from which Slice reads its bounds as inputs
 # Operators that may read a batch that is a constant, with the axis that it has there.
@@ -112,7 +112,7 @@ def split_batch(
                 why="for some of them it may run something else",
                 hint="leave the batch whole",
             )
-    require_own_rows(graph, inputs, made.places, batch, hint="leave the batch whole")
+    require_own_rows(graph, inputs, batch, hint="leave the batch whole")
     for name in graph.outputs:
         if name not in inside or (graph.tensors[name].shape or ())[:1] != (batch,):
             raise UnsupportedError(

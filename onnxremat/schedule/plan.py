@@ -263,10 +263,12 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def graph_hash(graph: Graph) -> str:
-    """Fingerprint of a graph's ops, order-free, and of its tensor sizes."""
+    """Fingerprint of a graph's ops and what they are told, order-free, and of its tensor sizes."""
     digest = hashlib.sha256()
     for op in sorted(graph.ops, key=lambda o: o.name):
         digest.update(repr((op.name, op.op_type, op.domain, op.inputs, op.outputs)).encode())
+        for each in sorted(op.node.attribute, key=lambda attribute: attribute.name):
+            digest.update(each.SerializeToString(deterministic=True))
         sizes = [graph.tensors[name].bytes for name in op.writes]
         digest.update(repr(sizes).encode())
     return digest.hexdigest()[:16]

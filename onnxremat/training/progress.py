@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import nan
 
 import numpy as np
 
@@ -14,6 +15,7 @@ COUNTS = ("step", "epoch", "batch", "updates", "gathered")  # of Progress, in a 
 ROWS = "rows"  # of a step, in a checkpoint
 GATHERS = "accumulate"  # steps per update, in a checkpoint
 ORDER = "order"  # of the data's rows, in a checkpoint
+LOSS = ("epoch_loss", "epoch_losses")  # their sum in this epoch, of how many; in a checkpoint
 
 
 @dataclass
@@ -29,6 +31,8 @@ class Progress:
         counted: rows of the steps that a checkpoint had counted, where they were others.
         moved: updates are of other rows than a checkpoint's were, and not counted from the data's
             place yet.
+        total, of: sum of the losses of this epoch, and of how many batches, in whichever process.
+        mean: loss of the epoch that ended last, over all of its batches; NaN where none has.
         order: that the data of this epoch are gone through in; "" where it is not known.
     """
 
@@ -38,6 +42,9 @@ class Progress:
     updates: int = 0
     gathered: int = 0
     losses: list[float] = field(default_factory=list, init=False)
+    total: float = field(default=0.0, init=False, compare=False)
+    of: float = field(default=0.0, init=False, compare=False)
+    mean: float = field(default=nan, init=False, compare=False)
     counted: int = field(default=0, init=False, compare=False)
     moved: bool = field(default=False, init=False, compare=False)
     order: str = field(default="", init=False, compare=False)
@@ -53,11 +60,14 @@ class Progress:
         """
         found = cls(**{key: int(facts[key]) for key in COUNTS})
         found.order = facts.get(ORDER, "")
+        if found.batch:  # older checkpoints say no losses
+            found.total, found.of = (float(facts.get(key, 0.0)) for key in LOSS)
         before, each = int(facts.get(ROWS, rows)), int(facts.get(GATHERS, gathers))
         if before != rows:
             found.counted = before
             for key in ("step", "batch"):
                 setattr(found, key, getattr(found, key) * before // rows)
+            found.total, found.of = found.total * before / rows, found.of * before / rows
         found.updates = found.updates * before * each // (rows * gathers)
         found.moved = before * each != rows * gathers
         return found
@@ -66,7 +76,19 @@ class Progress:
         """For a checkpoint."""
         counts = {key: str(getattr(self, key)) for key in COUNTS}
         pace = {ROWS: str(rows), GATHERS: str(gathers)}
-        return {**counts, **pace, **({ORDER: self.order} if self.order else {})}
+        loss = dict(zip(LOSS, map(repr, (self.total, self.of)), strict=True))
+        return {**counts, **pace, **loss, **({ORDER: self.order} if self.order else {})}
+
+    def add(self, loss: float) -> None:
+        """Of one more batch."""
+        self.batch += 1
+        self.losses.append(loss)
+        self.total, self.of = self.total + loss, self.of + 1
+
+    def end_epoch(self) -> None:
+        """The next one begins."""
+        self.mean = self.total / self.of if self.of else nan
+        self.epoch, self.batch, self.total, self.of = self.epoch + 1, 0, 0.0, 0.0
 
     def begin(self, order: str, batches: int, gathers: int) -> None:
         """Go through data in an order from here on.

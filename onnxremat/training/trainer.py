@@ -325,8 +325,7 @@ class Trainer:
             begin = len(losses)
             for batch in data.epoch(progress.epoch, progress.batch):
                 loss = self.step(batch)
-                progress.batch += 1
-                progress.losses.append(loss)
+                progress.add(loss)
                 losses.append(loss)
                 if on_step is not None:
                     on_step(progress, loss)
@@ -336,7 +335,7 @@ class Trainer:
                     due = False
             self.update()
             self._require_update(losses[begin:])
-            progress.epoch, progress.batch = progress.epoch + 1, 0
+            progress.end_epoch()
             if checkpoint is None:
                 self.require_sound()
             else:

@@ -10,7 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from onnxremat.graph.axes import MS
+from onnxremat.graph.axes import ML, MS
+from onnxremat.graph.ir import Graph
+from onnxremat.ort.profile import Feeds
 from tests.toolbox import parse
 
 F, I64 = np.float32, np.int64
@@ -57,7 +59,20 @@ class Case:
         made = [onnx.ValueInfoProto(name=name) for name in outputs]
         graph = helper.make_graph([node], "case", given, made, constants)
         opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid(MS, 1)]
+        opsets.append(helper.make_opsetid(ML, 3))
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def feeds_of(graph: Graph) -> Feeds:
+    """Numbers for the inputs of a case."""
+    draw = np.random.default_rng(0)
+    found = {}
+    for name in graph.inputs:
+        tensor = graph.tensors[name]
+        dtype = np.dtype({1: "f4", 2: "u1", 6: "i4", 7: "i8", 9: "?", 11: "f8"}[tensor.dtype])
+        values = draw.uniform(0.1, 0.9, tensor.shape)
+        found[name] = (values if dtype.kind == "f" else values * 5).astype(dtype)
+    return found
 
 
 def ints(*values: int) -> tuple[str, np.ndarray]:
@@ -97,6 +112,12 @@ PACKED = "constant", np.arange(8 * 2 * 8, dtype=np.uint8).reshape(8, 2, 8)
 BYTE_IMAGE, PIXELS = np.empty(IMAGE, np.uint8), np.empty((2, 12, 10, 3), np.uint8)
 RESCALED = number(0.1), byte(1), number(0.2), byte(9)
 
+TREE = {  # a node with two leaves
+    "nodes_falsenodeids": [2, 0, 0], "nodes_truenodeids": [1, 0, 0], "nodes_featureids": [0, 0, 0],
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_nodeids": [0, 1, 2],
+    "nodes_treeids": [0, 0, 0], "nodes_values": [0.5, 0.0, 0.0],
+}  # fmt: skip
+
 
 def _(kind: str, inputs: Sequence[Any], splits: set[int], domain: str = "", /, **more: Any) -> Case:
     own = {key: more.pop(key) for key in ("outputs", "opset") if key in more}
@@ -117,6 +138,7 @@ CONV = (IMAGE, weights(4, 3, 3, 3))
 CASES = (
     *(_(kind, [SHAPE], {0, 1, 2}) for kind in UNARY.split()),
     _("Acosh", [SHAPE], {0, 1, 2}),
+    _("Swish", [SHAPE], {0, 1, 2}, opset=24),
     _("Cast", [SHAPE], {0, 1, 2}, to=onnx.TensorProto.INT64),
     _("Clip", [SHAPE, ("constant", F(0.3)), ("constant", F(0.6))], {0, 1, 2}),
     _("PRelu", [SHAPE, weights(6, 1)], {0, 1, 2}),
@@ -186,12 +208,14 @@ CASES = (
       opset=8, spatial=0),
     _("LRN", [IMAGE], {0, 2, 3}, size=3),
     _("GroupNormalization", [(2, 4, 6, 5), weights(4), weights(4)], {0}, num_groups=2),
+    _("Col2Im", [(2, 18, 12), ints(5, 6), ints(3, 3)], {0}),
     _("InstanceNormalization", [IMAGE, weights(3), weights(3)], {0}),
     _("GlobalAveragePool", [IMAGE], {0, 1}),
     _("GlobalMaxPool", [IMAGE], {0, 1}),
     _("MatMul", [(2, 4, 6), (2, 6, 8)], {0, 1, 2}),
     _("MatMul", [(5, 2, 4, 6), weights(6, 8)], {0, 1, 2, 3}),
-    _("MatMul", [(6,), (6, 8)], set()),
+    _("MatMul", [(6,), (2, 6, 8)], {0, 1}),
+    _("MatMul", [(2, 4, 6), (6,)], {0, 1}),
     _("FusedMatMul", [(2, 6, 4), (2, 8, 6)], {0, 1, 2}, MS, transA=1, transB=1, alpha=0.5),
     _("FusedMatMul", [(4, 2, 3, 6), (5, 2, 3, 6)], {0, 1, 2, 3}, MS, transBatchA=1, transBatchB=1,
       transB=1),
@@ -215,6 +239,48 @@ CASES = (
                              ("constant", np.ones((2, 7), np.int32))], {0, 1}, MS, num_heads=4),
     _("MultiHeadAttention", [(2, 5, 32), (2, 5, 32), (2, 5, 32)], {0}, MS, num_heads=4,
       unidirectional=1),
+    _("Attention", [(2, 5, 8), weights(8, 24), weights(24),
+                    ("constant", np.ones((2, 5), np.int32))], {0}, MS, num_heads=2),
+    _("Attention", [(2, 5, 8), weights(8, 24), weights(24),
+                    ("constant", np.ones(2, np.int32))], set(), MS, num_heads=2),
+    _("GroupQueryAttention", [(2, 5, 64), (2, 5, 32), (2, 5, 32), "", "",
+                              ("constant", np.full(2, 4, np.int32)),
+                              ("constant", np.int32(5))], {0}, MS, num_heads=4, kv_num_heads=2,
+      outputs=3),
+    _("EmbedLayerNormalization", [np.zeros((2, 5), np.int32), np.zeros((2, 5), np.int32),
+                                  weights(9, 8), weights(6, 8), weights(7, 8), weights(8),
+                                  weights(8), np.zeros((2, 5), np.int32)], {0}, MS, outputs=2),
+    _("RotaryEmbedding", [(2, 3, 5, 8), weights(9, 4), weights(9, 4), np.zeros((2, 5), I64)], {0},
+      opset=23),
+    _("RotaryEmbedding", [(2, 5, 24), (2, 5, 4), (2, 5, 4)], {0}, num_heads=3, opset=23),
+    _("RotaryEmbedding", [(2, 3, 5, 8), np.zeros((2, 5), I64), weights(9, 4), weights(9, 4)], {0},
+      MS),
+    _("RotaryEmbedding", [(2, 3, 5, 8), ints(2), weights(9, 4), weights(9, 4)], {0}, MS),
+    _("Det", [(4, 6, 3, 3)], {0, 1}),
+    _("Trilu", [SHAPE], {0}, upper=0),
+    _("Trilu", [(2, *SHAPE), ("constant", I64(1))], {0, 1}, MS),
+    _("DFT", [(4, 6, 8, 1), "", ("constant", I64(-3))], {0, 2}),
+    _("DFT", [(4, 6, 8, 2)], {0, 2}, opset=17, axis=1),
+    *(_(kind, [IMAGE], {0, 1}, **more) for kind, more in (("GlobalLpPool", {}),
+      ("LpPool", {"kernel_shape": [3, 3]}))),
+    _("LabelEncoder", [np.zeros((4, 6), I64)], {0, 1}, ML, keys_int64s=[0, 1, 2, 3],
+      values_int64s=[7, 5, 3, 1]),
+    _("Binarizer", [(4, 6)], {0}, ML, threshold=0.5),
+    # Of these onnxruntime infers no sizes: rewrite/test_own_rows_drawn.py asks them for rows.
+    _("Imputer", [(4, 2)], set(), ML, imputed_value_floats=[0.5, 0.7], replaced_value_float=0.3),
+    _("Scaler", [(4, 2)], set(), ML, offset=[0.5, 0.7], scale=[2.0, 3.0]),
+    _("Normalizer", [(4, 6)], set(), ML, norm="L2"),
+    _("LinearRegressor", [(4, 3)], set(), ML, coefficients=[0.5, -1.0, 2.0], intercepts=[0.25]),
+    _("LinearClassifier", [(4, 3)], {0}, ML, coefficients=[0.5, -1.0, 2.0, 1.0, 0.5, -2.0],
+      intercepts=[0.25, 0.1], classlabels_ints=[3, 5], outputs=2),
+    _("SVMRegressor", [(4, 2)], set(), ML, coefficients=[1.0, -0.5], kernel_type="RBF",
+      kernel_params=[0.5, 0.0, 3.0], n_supports=2, rho=[0.1],
+      support_vectors=[0.1, 0.9, 0.5, 0.3]),
+    _("TreeEnsembleRegressor", [(4, 2)], {0}, ML, **TREE, n_targets=1, target_ids=[0, 0],
+      target_nodeids=[1, 2], target_treeids=[0, 0], target_weights=[2.0, 5.0]),
+    _("TreeEnsembleClassifier", [(4, 2)], {0}, ML, **TREE, class_ids=[0, 1],
+      class_nodeids=[1, 2], class_treeids=[0, 0], class_weights=[2.0, 5.0],
+      classlabels_int64s=[4, 9], outputs=2),
     *(_(f"Reduce{kind}", [SHAPE, ints(1)], {0, 2}) for kind in REDUCE.split()),
     _("ReduceSum", [SHAPE, ints(-2)], {0, 1}, keepdims=0),
     _("ReduceMean", [SHAPE], {0, 1}, axes=[1], keepdims=0, opset=13),
@@ -252,6 +318,8 @@ CASES = (
     _("AveragePool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 2], strides=[2, 1], pads=[1] * 4),
     _("AveragePool", [IMAGE], {0, 1, 2, 3}, kernel_shape=[3, 3], pads=[1] * 4,
       count_include_pad=1),
+    _("AveragePool", [IMAGE], {0, 1}, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4,
+      ceil_mode=1, count_include_pad=1),
     _("ConvTranspose", [IMAGE, weights(3, 4, 2, 2)], {0, 2, 3}, strides=[2, 2]),
     _("ConvTranspose", [IMAGE, weights(3, 4, 3, 4), weights(4)], {0, 2, 3}, strides=[2, 3],
       pads=[1, 0, 1, 2], output_padding=[1, 0]),
@@ -278,6 +346,17 @@ CASES = (
     _("GatherElements", [(5, 7, 8), np.ones((4, 2, 8), I64)], {0, 2}, axis=1),
     _("ScatterElements", [(5, 7, 8), np.ones((5, 2, 8), I64), (5, 2, 8)], {0, 2}, axis=1,
       reduction="add"),
+    _("GatherND", [(4, 6, 8), ("constant", np.zeros((4, 3, 1), I64))], {0, 1, 2}, batch_dims=1),
+    _("GatherND", [(5, 5, 6, 8), np.zeros((5, 2), I64)], {0, 1, 2}, MS),
+    _("ScatterND", [SHAPE, ("constant", np.array([[2], [0]])), (2, 6, 8)], {1, 2}),
+    _("ScatterND", [SHAPE, ("constant", np.array([[[2, 1], [0, 3]]])), (1, 2, 8)], {2}),
+    _("OneHot", [np.zeros((4, 6), I64), ints(5), ("constant", np.array([0, 1], F))], {0, 2},
+      axis=1),
+    _("ReverseSequence", [SHAPE, ("constant", np.array([3, 1, 2, 4]))], {0, 2}, time_axis=1,
+      batch_axis=0),
+    _("GridSample", [IMAGE, (2, 6, 4, 2)], {0, 1, 2, 3}),
+    _("RoiAlign", [IMAGE, (4, 4), ("constant", np.array([0, 1, 0, 1]))], {0, 1}, output_height=2,
+      output_width=2),
     _("Reshape", [SHAPE, ints(4, 2, 3, 8)], {0, 1, 3}),
     _("Reshape", [SHAPE, ints(0, -1)], {0, 1}),
     _("Reshape", [(1, 6, 8), ints(6, 2, 4)], {0, 1}),

@@ -20,24 +20,13 @@ from onnxremat.graph.spans import CannotSplitError, Facts, Span
 from onnxremat.ort.blocks import block_size
 from onnxremat.ort.infer import build_graph
 from onnxremat.ort.offline import optimised_for
-from onnxremat.ort.profile import Feeds, named_outputs
+from onnxremat.ort.profile import named_outputs
 from tests.conftest import ROOT
-from tests.graph.axis_cases import CASES, Case, blocked_net
+from tests.graph.axis_cases import CASES, Case, blocked_net, feeds_of
 from tests.toolbox import graph_of
 from tools.axis_table import axis_table
 
 GRAINS = (1, 2, 3, 4, 8)
-
-
-def _feeds(graph: Graph) -> Feeds:
-    draw = np.random.default_rng(0)
-    found = {}
-    for name in graph.inputs:
-        tensor = graph.tensors[name]
-        dtype = np.dtype({1: "f4", 2: "u1", 6: "i4", 7: "i8", 9: "?", 11: "f8"}[tensor.dtype])
-        values = draw.uniform(0.1, 0.9, tensor.shape)
-        found[name] = (values if dtype.kind == "f" else values * 5).astype(dtype)
-    return found
 
 
 def _regions(graph: Graph, name: str) -> dict[int, Region]:
@@ -136,7 +125,7 @@ def test_every_sum_has_a_case() -> None:
 
 
 def _same(graph: Graph, regions: list[Region], block: int) -> None:
-    feeds = _feeds(graph)
+    feeds = feeds_of(graph)
     whole = named_outputs(to_model(graph), feeds, None)
     for region in regions:
         made = split(graph, [region], block)
@@ -183,7 +172,7 @@ def test_the_page_shows_the_table() -> None:
 
 
 def test_what_has_no_row_is_left_whole() -> None:
-    graph = build_graph(Case("Det", [(4, 3, 3)], frozenset()).model())
+    graph = build_graph(Case("NonZero", [(4, 3, 3)], frozenset()).model())
     assert row_of(graph.ops[0]) is None
     assert not _regions(graph, "op")
 

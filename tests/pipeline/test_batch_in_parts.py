@@ -259,7 +259,7 @@ def test_more_parts_than_a_graph_has_room_for(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rows_that_depend_on_each_other_are_refused() -> None:
     graph = graph_of(MEAN, opset=13)
-    with pytest.raises(UnsupportedError, match="another one"):
+    with pytest.raises(UnsupportedError, match="depend on each other"):
         in_parts(graph, (2,), seeded_feeds(graph), None)
 
 
@@ -411,9 +411,10 @@ def test_why_a_batch_stays_whole_is_said() -> None:
 
 
 def test_a_batch_that_does_not_run_in_parts_is_said_in_plain_words() -> None:
-    """Rows of a graph network read rows of others, by numbers of rows."""
-    body = "e = GatherND(x, i)  m = Sin(e)  y = ScatterND(x, k, m)"
-    text = f"g (float[8, 256] x, int64[6, 1] i, int64[6, 1] k) => (float[8, 256] y) {{ {body} }}"
+    """Each row has a constant of its own."""
+    at = "int64[8, 1, 1] at = {0, 1, 2, 3, 4, 5, 6, 7}"
+    body = "e = GatherND<batch_dims = 1>(x, at)  m = Sin(e)  y = Add(x, m)"
+    text = f"g (float[8, 256] x) => (float[8, 256] y) <{at}> {{ {body} }}"
     settings, options = PLANNED, PlanOptions(time_limit=4.0, threads=1)
     made = api.optimize(
         parse(text), budget="min", settings=settings, options=options, bench_seconds=0
@@ -528,5 +529,5 @@ def test_rows_that_decide_together_stay_together(mixed: str) -> None:
         float thousand = {{1000}}, float one = {{1}}, float nil = {{0}},
         int64 first = {{0}}, int64[1] begin = {{0}}, int64[1] end = {{1}}>
         {{ a = Sin(x) {mixed} }}""")  # fmt: skip
-    with pytest.raises(UnsupportedError, match="rows of the batch depend on each other"):
+    with pytest.raises(UnsupportedError, match=r"rows of the batch (may )?depend on each other"):
         in_parts(graph, (2,), seeded_feeds(graph), None)

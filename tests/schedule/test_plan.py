@@ -161,3 +161,14 @@ def test_figures_of_a_plan() -> None:
     assert (facts.overhead, facts.bound_overhead) == pytest.approx((0.5, 0.2))
     assert facts.gap == pytest.approx(0.3)
     assert Provenance().overhead == 0.0
+
+
+def test_graph_hash_sees_what_ops_are_told() -> None:
+    """A plan kept for one window is not one for another, of the same sizes."""
+    pads = ("pads = [1, 1], dilations = [1]", "pads = [2, 2], dilations = [2]")
+    made = {
+        graph_hash(graph_of(f"""g (float[1, 2, 8] x, float[2, 2, 3] w) => (float[1, 2, 8] y) {{
+            y = Conv<{pad}>(x, w) }}"""))
+        for pad in pads
+    }  # fmt: skip
+    assert len(made) == 2

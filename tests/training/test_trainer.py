@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from onnxremat.session import held as held_module
 from onnxremat.training import sessions
 from onnxremat.training import trainer as loop
 from onnxremat.training.data import Arrays, Loader, open_data
+from onnxremat.training.progress import Progress
 from onnxremat.training.schedules import Schedule
 from onnxremat.training.trainer import Trainer
 from tests.toolbox import parse
@@ -88,6 +90,24 @@ def test_resumed_run_equals_uninterrupted(tmp_path: Path, dropout: float) -> Non
     second.fit(data, 4)
     for name, value in whole.values().items():
         np.testing.assert_array_equal(second.values()[name], value)
+
+
+def test_the_loss_of_an_epoch_is_that_of_all_of_it(tmp_path: Path) -> None:
+    """Also of the batches before a run was stopped in the middle of one."""
+    data, file, means = Arrays(arrays(), BATCH), tmp_path / "run.safetensors", list[float]()
+    losses = trainer().fit(data, 2, on_epoch=lambda progress: means.append(progress.mean))
+    assert means == pytest.approx([np.mean(losses[:5]), np.mean(losses[5:])])
+    first, second, rest = trainer(), trainer(), list[float]()
+
+    def keep(progress: Progress, _: float) -> None:
+        if progress.step == 9:
+            shutil.copy(file, tmp_path / "kept.safetensors")
+
+    first.fit(data, 2, checkpoint=file, every=8, on_step=keep)
+    second.resume(tmp_path / "kept.safetensors")
+    assert second.progress.step == 8
+    second.fit(data, 2, on_epoch=lambda progress: rest.append(progress.mean))
+    assert rest == means[1:]
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxremat.errors import UnsupportedError
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.ort.infer import build_graph
 from onnxremat.pipeline.in_parts.batch_slices import in_parts
+from onnxremat.rewrite.own_rows import require_own_rows
 from tests.toolbox import graph_of, run
 
 ONES = ", ".join(["1"] * 16)
@@ -75,7 +78,7 @@ def _net(body: str) -> Graph:
 ])  # fmt: skip
 def test_rows_that_depend_on_others_stay_together(body: str) -> None:
     graph = _net(body)
-    with pytest.raises(UnsupportedError, match="rows of the batch depend on each other"):
+    with pytest.raises(UnsupportedError, match=r"rows of the batch (may )?depend on each other"):
         in_parts(graph, (2,), seeded_feeds(graph), None)
 
 
@@ -107,3 +110,44 @@ def test_rows_that_depend_on_themselves_go_in_parts(body: str) -> None:
     for seed in range(2):
         wanted = run(graph, seed=seed).outputs["y"]
         np.testing.assert_allclose(run(made, seed=seed).outputs["y"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ("y = com.microsoft.Inverse(a)", "no rule says what an entry of a result of Inverse reads"),
+    ("n = NonZero(a) k = ReduceMax<keepdims = 0>(n) f = Cast<to = 1>(k) y = Add(a, f)",
+     "no rule says what an entry of a result of NonZero reads"),
+])  # fmt: skip
+def test_an_operator_that_no_rule_knows_is_named(body: str, said: str) -> None:
+    text = f"g (float[16, 16] x) => (float[16, 16] y) {{ a = Sin(x) {body} }}"
+    opsets = '<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>'
+    graph = build_graph(onnx.parser.parse_model(f"{opsets} {text}"))
+    with pytest.raises(UnsupportedError, match="rows of the batch may depend") as told:
+        require_own_rows(graph, ["x"], 16, hint="")
+    assert told.value.why == said
+
+
+def test_rows_of_parts_and_of_heads_are_known() -> None:
+    """Slices of the batch that are joined again; heads that are merged into it, and parted."""
+    graph = graph_of("""g (float[4, 6] x) => (float[4, 6] y)
+        <int64[1] axis = {0}, int64[1] nil = {0}, int64[1] one = {1}, int64[1] four = {4},
+         int64[2] heads = {8, 3}, int64[2] all = {4, 6}> {
+        a = Slice(x, nil, one, axis) b = Slice(x, one, four, axis)
+        m = ReduceMax<keepdims = 1>(a, nil) p = Sub(a, m)
+        c = Concat<axis = 0>(p, b)
+        h = Reshape(c, heads) s = Softmax<axis = 1>(h) y = Reshape(s, all) }""")
+    require_own_rows(graph, ["x"], 4, hint="")
+
+
+@pytest.mark.parametrize(("place", "whole"), [(0, True), (1, False)])
+def test_a_number_of_rows_is_another_one_in_parts(place: int, whole: bool) -> None:
+    """Below its bound on the numbers that a run is tried with."""
+    graph = graph_of(f"""g (float[8, 4] x) => (float[8, 4] y)
+        <float each = {{25}}, float nil = {{0}}, int64 place = {{{place}}}> {{
+        s = Shape(x) n = Gather(s, place) f = Cast<to = 1>(n) b = Mul(f, each)
+        c = Greater(x, b) y = Where(c, nil, x) }}""")
+    if not whole:
+        require_own_rows(graph, ["x"], 8, hint="")
+        return
+    with pytest.raises(UnsupportedError, match="may depend") as told:
+        require_own_rows(graph, ["x"], 8, hint="")
+    assert "a number of rows" in told.value.why
