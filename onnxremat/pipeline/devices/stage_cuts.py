@@ -171,7 +171,7 @@ class _Order:
         beside weights, what it reads, and samples that wait."""
         problem, host = self.problem, self.host
         weights = {w for row in problem.uses.lists()[host + i : host + j] for w in row}
-        base = int(problem.weight[sorted(weights)].sum())
+        base = int(problem.weight[:, sorted(weights)].sum(axis=1).max())  # the same on all
         names = {name for row in self.given[host + i : host + j] for name in row}
         inputs = sum(self.inputs[name].bytes for name in names)
         comes = self.crossing[i][1] if i else 0
