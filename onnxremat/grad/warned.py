@@ -125,8 +125,8 @@ def warnings_of(
     trained = {row.name for row in rows if row.status == "trained"}
     if made := [name for name in inventory.regular if name in trained]:
         found.append(
-            f"{first_of(made, 4)}: trained, though round numbers, or their own mirror image, as "
-            "filters and tables that code makes are; the file does not say what is a buffer "
+            f"{first_of(made, 4)}: trained, though round numbers, in order, or their own mirror "
+            "image, as filters and tables that code makes are; the file does not say what is a buffer "
             "(--freeze keeps one as it is; onnxremat.export says it)"
         )
     found += [*inventory.doubts, *beside_adapters(rows, low_rank(inventory.model))]

@@ -314,6 +314,21 @@ def test_filters_and_tables_of_code_that_may_be_buffers_are_warned_of(kind: str)
         differentiate(net, optimizer=None, strict=True, **wanted)
 
 
+@pytest.mark.parametrize("rises", [False, True])
+def test_vectors_in_order_that_may_be_buffers_are_warned_of(rises: bool) -> None:
+    """How much noise each step of a diffusion adds; what is learned goes up and down."""
+    noise = np.cos(np.linspace(0.02, 1.5, 10)).astype(np.float32) ** 2
+    made = noise[::-1].copy() if rises else noise
+    nodes = [
+        node("MatMul", ["x", "w"], "h"), node("Mul", ["h", "k"], "m"),
+        node("MatMul", ["m", "v"], "y"),
+    ]  # fmt: skip
+    others = {"w": draw(6, 10), "v": draw(10, 3)}
+    with pytest.warns(TrainingWarning, match=r"^k: trained, though round numbers, in order"):
+        differentiate(model(nodes, {"k": made, **others}), optimizer=None)
+    differentiate(model(nodes, {"k": draw(10), **others}), optimizer=None, strict=True)
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_equal_weights_are_tied_again(turned: bool) -> None:
     table = draw(6, 6)

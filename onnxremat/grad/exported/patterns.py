@@ -15,6 +15,7 @@ HEAD = 256  # elements that two tensors are compared by before all are
 FEW = 4  # elements from which a progression is one
 ROUND = 256  # numbers that are multiples of one part of so many are round
 MASKED = -1e4  # what masks hide with, or below
+ORDERED = 8  # elements of a vector that are in order by chance once in 20,000 times
 EQUAL = "all its elements are equal"
 MASK = "it holds what masks hide with"  # which no weight does
 
@@ -77,10 +78,14 @@ def regular(x: np.ndarray) -> str:
 
 def seems_made(x: np.ndarray) -> bool:
     """What may be a parameter as it begins, and looks like what code makes: a matrix or filter of
-    round numbers (Sobel's), or one that is its own mirror image (that of a blur, adjacencies)."""
+    round numbers (Sobel's), or one that is its own mirror image (that of a blur, adjacencies); a
+    vector that only rises or only falls (how much noise each step adds)."""
     x = np.squeeze(x)
-    if x.ndim < 2 or not 0 < x.size <= LIMIT or is_constant(x) or not np.isfinite(x).all():
+    if not x.ndim or not 0 < x.size <= LIMIT or is_constant(x) or not np.isfinite(x).all():
         return False
+    if x.ndim == 1:
+        steps = np.diff(x)
+        return x.size >= ORDERED and bool((steps > 0).all() or (steps < 0).all())
     row = np.abs(x[(0,) * (x.ndim - 1)])
     if (row * ROUND == np.rint(row * ROUND)).all() and (x * ROUND == np.rint(x * ROUND)).all():
         return True
