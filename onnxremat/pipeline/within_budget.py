@@ -29,6 +29,9 @@ from onnxremat.units import Budget, format_bytes
 HALF = 0.5  # of the time, for the smallest budget
 BUILT = 2  # times as long as a session of the model a plan of it takes to be built and run
 PREDICTED = "by prediction: there was no time to run it"
+# Of the least bytes that more is taken where that saves much time: of what the plan takes more than
+# the original, from so much on, this share at least.
+SLIGHT, DEAR, SAVED = 0.005, 0.05, 0.5
 TURNS, NEARLY = 4, 1.02  # of bisection below what was found; times the least, where it ends
 
 
@@ -208,10 +211,34 @@ def at_minimum(prepared: Prepared, least: Smallest, options: PlanOptions, log: P
         if not options.method.ladder:
             raise made.error()
         made = least.candidate  # nothing quicker fits
+    made = _much_quicker(made, target, options)
     if UPDATES in prepared.settings.not_counted:
         made = _lower(made, least, options, log)
     return replace(made, lower=least.lower, why=least.why).noted(
         f"{no_less(least.lower)} can work: {least.why}"
+    )
+
+
+def _much_quicker(made: Candidate, target: OneSession, options: PlanOptions) -> Candidate:
+    """A plan of next to no more bytes, where it takes far less time."""
+    total = target.prepared.costs.total
+    extra = made.artifact.seconds - total
+    if extra <= DEAR * total or options.stopped or options.left <= 0:
+        return made
+    more = int(SLIGHT * made.process)
+    slight = replace(target, limit=Limit(made.limit + more))
+    found = attempt(slight, options, rounds=2)
+    if not isinstance(found, Candidate):
+        return made
+    saved = made.artifact.seconds - found.artifact.seconds
+    if saved < SAVED * extra or found.process > made.process + more:
+        return made
+    shares = (100 * (each.artifact.seconds / total - 1) for each in (made, found))
+    least, instead = (f"+{share:.3g} %" for share in shares)
+    return for_limit(found, found.held).noted(
+        f"{format_bytes(made.process)} ({made.process} B) can do, with {least} of the time of ops; "
+        f"{format_bytes(found.process - made.process)} more, with {instead}, is written "
+        f"(--budget {made.process} asks for the other)"
     )
 
 
