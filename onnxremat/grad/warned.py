@@ -126,8 +126,8 @@ def warnings_of(
     if made := [name for name in inventory.regular if name in trained]:
         found.append(
             f"{first_of(made, 4)}: trained, though round numbers, in order, or their own mirror "
-            "image, as filters and tables that code makes are; the file does not say what is a buffer "
-            "(--freeze keeps one as it is; onnxremat.export says it)"
+            "image, as filters and tables that code makes are; the file does not say what is a "
+            "buffer (--freeze keeps one as it is; onnxremat.export says it)"
         )
     found += [*inventory.doubts, *beside_adapters(rows, low_rank(inventory.model))]
     found += _of_stops(inventory)
