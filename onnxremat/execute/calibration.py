@@ -74,11 +74,11 @@ def tried(
                 break
             executor.run(given)
             walls.append(time.perf_counter() - start)
-        rows = list(zip(*executor.took.values(), strict=True))
+        rows, crowded = list(zip(*executor.took.values(), strict=True)), executor.crowded
     runs = tuple(dict(zip(executor.took, row, strict=True)) for row in rows)
     pairs = zip(walls, map(made.makespan_of, runs), strict=True)
     around = statistics.median(wall - simulated for wall, simulated in pairs)
-    return replace(made, tried=runs, around=max(0.0, around))
+    return replace(made, tried=runs, around=max(0.0, around), crowded=crowded)
 
 
 def corrected(

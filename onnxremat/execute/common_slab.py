@@ -93,6 +93,9 @@ class SharedSlab:
         sessions: of partitions, by action.
         limited: devices have limits: no slab that takes more than slabs of their own, given back
             after each partition, and values between them.
+
+    Attributes:
+        crowded: bytes by which the slab would take more than that; 0 where there is one.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class SharedSlab:
         self._events: dict[int, Events] = {}
         self._slots: dict[int, dict[str, int]] = {}
         self._common: CommonSlab | None = None
+        self.crowded = 0
         self._record(True)
 
     # ---- runs --------------------------------------------------------------------------------
@@ -164,7 +168,9 @@ class SharedSlab:
         """Give all sessions their places, where they are not better left as they are."""
         placed, size, apart = self._packed()
         slabs = {index: session.slab_bytes for index, session in self._sessions.items()}
-        if not size or (self._limited and size + apart > self._order.worst(slabs)):
+        if self._limited:
+            self.crowded = max(0, size + apart - self._order.worst(slabs))
+        if not size or self.crowded:
             return
         try:
             common = CommonSlab(size)

@@ -77,6 +77,8 @@ class Deployment:
         tried: seconds per action, in each run of a trial (:mod:`onnxremat.execute.calibration`).
         around: seconds of a run of the trial beside its actions: inputs are bound, results handed
             out.
+        crowded: bytes by which one slab for all sessions was over the limits in it
+            (:attr:`~onnxremat.execute.executor.Executor.crowded`).
         scratch: bytes of workspace per device and op.
         in_flight: samples that are inside at most when it is run as a pipeline, which it was
             planned for; 0 when it was not. ``worst`` is then of so many.
@@ -95,6 +97,7 @@ class Deployment:
     seconds: Mapping[int, float] = field(default_factory=dict)
     tried: tuple[Mapping[int, float], ...] = ()
     around: float = 0.0
+    crowded: int = 0
     scratch: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     in_flight: int = 0
     replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

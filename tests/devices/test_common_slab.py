@@ -249,3 +249,21 @@ def test_partitions_carried_out_one_by_one_have_slabs_of_their_own() -> None:
         for held in (first, second):
             found = executor.results(held)
             assert all(np.array_equal(found[name], value) for name, value in wanted.items())
+
+
+def test_a_slab_over_the_limits_is_left_out_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, parts = random_parts(3)
+    feeds, wanted = seeded_feeds(graph), run(graph).outputs
+    kept = Kept(limits=dict.fromkeys(MACHINE.names, 1 << 40))
+    with Executor(parts, MACHINE, kept=kept) as executor:
+        executor.run(feeds)
+        size = shared(executor).bytes
+        assert size > 0
+        assert executor.crowded == 0
+    monkeypatch.setattr("onnxremat.execute.common_slab.Order.worst", lambda *_: size - 64)
+    with Executor(parts, MACHINE, kept=kept) as executor:
+        for _ in range(2):
+            found = executor.run(feeds)
+            assert all(np.array_equal(found[name], value) for name, value in wanted.items())
+        assert shared(executor).bytes == 0
+        assert executor.crowded >= 64  # and blocks of their own

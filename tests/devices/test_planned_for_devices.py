@@ -16,11 +16,13 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.machine import PROVIDERS, STORAGE, Device, Link, Machine
 from onnxremat.errors import InfeasibleError, NoPlanError, UsageError
-from onnxremat.execute.deployment import deploy
+from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort.feeds import seeded_feeds
+from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.devices.device_plan import device_model
+from onnxremat.pipeline.devices.device_ways import Trials, best
 from onnxremat.pipeline.devices.several_devices import SeveralDevices, proven
 from onnxremat.pipeline.devices.site import Site
 from onnxremat.pipeline.phases import Phases
@@ -28,6 +30,7 @@ from onnxremat.pipeline.prepare import prepare
 from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.verify import verify_deployment
+from onnxremat.planner.bounds import least_budgets, quick_makespan_bound
 from onnxremat.planner.ladder import solve
 from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.search import warm_up
@@ -274,3 +277,34 @@ def test_plans_count_what_sessions_keep(chain: Prepared) -> None:
     alone = solve(problem, [inf, 0.0], asked(time_limit=LONG, threads=1))
     assert alone.schedule is not None  # the other one runs nothing, and keeps nothing
     assert peaks(problem, alone.schedule)[1] == 0
+
+
+def test_a_plan_that_leaves_no_room_for_a_slab_is_made_for_less(
+    chain: Prepared, warm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose proof says nothing of the whole budgets; the quicker one is taken."""
+    machine, tables = processors(2), priced(chain, processors(2))
+    need = least_budgets(device_model(chain.graph, Site(machine), tables).problem)[0]
+    limits = dict.fromkeys(machine.names, 2 * need)
+    target = SeveralDevices(chain, Site(machine, limits, objective="makespan"), tables, Phases())
+    made: list[Deployment] = []
+
+    def tried(deployment: Deployment, *_: object, **__: object) -> Deployment:
+        made.append(deployment)
+        first = len(made) == 1
+        took = {index: each * (3 if first else 1) for index, each in deployment.seconds.items()}
+        return replace(deployment, tried=(took,), crowded=need // 4 if first else 0)
+
+    monkeypatch.setattr("onnxremat.pipeline.devices.device_ways.tried", tried)
+    trials = Trials(asked(time_limit=2.0, threads=1), lambda _: tables)
+    found = best(target, trials)
+    assert isinstance(found, Candidate)
+    assert len(made) == 2
+    assert found.artifact.made.plan.steps == made[1].plan.steps
+    less = target.roomier(need // 4).aim.limits
+    assert all(less[name] < limits[name] for name in machine.names)
+    solution = found.artifact.solution
+    assert all(peak <= less[name] for name, peak in zip(machine.names, solution.peaks, strict=True))
+    bound, _ = quick_makespan_bound(target.model.problem)
+    assert solution.certificate.bound <= bound
+    assert solution.status is Status.FEASIBLE or solution.gap <= target.gap

@@ -33,6 +33,7 @@ from onnxremat.pipeline.in_parts.divided import prepare_split
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
+from onnxremat.pipeline.time_left import no_time
 from onnxremat.pipeline.ways import choosers_of
 from onnxremat.planner.bounds import quick_makespan_bound
 from onnxremat.planner.options import PlanOptions
@@ -170,25 +171,34 @@ def best(target: SeveralDevices, trials: Trials, warm: Schedule | None = None) -
     """The plan that is quickest when tried out, or the only one.
 
     A trial that differs from the costs corrects them, and a plan is made with them from the best
-    one so far.
+    one so far. One that left no room for one slab of all sessions, whose pages came anew in each
+    run, says nothing of costs: a plan is made for less.
     """
     options = trials.options.begun()
     made = attempt(target, options.within(FIRST), warm)
     if isinstance(made, Unfit):
         return made
-    target = replace(target, learned=made.aim or target.learned)
+    if made.aim is not None:
+        target = replace(target, learned=replace(made.aim, limits={}))
     best = last = trials.run(target, made)
     if options.method.formulation:  # the plan of that model, with its costs
         return best
     opaque = {device.name: device.opaque for device in target.site.machine.devices}
     for _ in range(TRIALS - 1):
-        tested, over = _over(last), options.stopped or options.left <= 0
-        if not tested.made.tried or over or _as_thought(tested):
+        tested, late = _over(last), options.left <= 0
+        crowded = tested.made.crowded
+        if options.stopped or (late and (not crowded or no_time(target.prepared, target.log))):
             break
-        costs = corrected(tested.tables, tested.made, opaque=opaque)
+        if not tested.made.tried or (_as_thought(tested) and not crowded):
+            break
+        if crowded:
+            target = target.roomier(crowded)
+        else:
+            target = target.under(corrected(tested.tables, tested.made, opaque=opaque))
         solution = _over(best).solution
         assert solution is not None
-        found = _another(target.under(costs), options.within(NEXT), solution.schedule)
+        more = options.lasting(options.least) if late else options.within(NEXT)
+        found = _another(target, more, solution.schedule)
         if found is None:
             break
         if found.plan.steps == best.plan.steps:

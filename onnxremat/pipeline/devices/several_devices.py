@@ -23,6 +23,7 @@ from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
+from onnxremat.planner.bounds import quick_makespan_bound
 from onnxremat.planner.formulations.extract import without_unread
 from onnxremat.planner.incumbent import NO_LIMIT
 from onnxremat.planner.makespan import makespan
@@ -39,6 +40,7 @@ from onnxremat.units import format_bytes
 
 PRICE, DEARER = 3e-4, 4.0  # seconds per partition of a provider that holds buffers for good
 MOST = 2e-2  # above which it gets none
+ROOM = 1.2  # times what was missing for a slab that is planned for less
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,19 @@ class SeveralDevices:
     @property
     def aim(self) -> Aim:
         """The limits, with what was learned."""
-        return Aim(self.limits, self.learned.price, self.learned.per_byte)
+        return replace(self.learned, limits={**self.limits, **self.learned.limits}, rounds=0)
+
+    def roomier(self, crowded: int) -> SeveralDevices:
+        """The same with plans for less, so that one slab for all sessions of the processor fits.
+
+        Args:
+            crowded: bytes by which it was over the limits of its devices.
+        """
+        devices = [self.site.machine.device(name) for name in self.aim.limits]
+        names = [each.name for each in devices if each.in_host_memory and not each.opaque]
+        less = int(ROOM * crowded / max(1, len(names)))
+        limits = {name: max(1, self.aim.limits[name] - less) for name in names}
+        return replace(self, learned=replace(self.learned, limits=limits))
 
     @property
     def beside(self) -> int:
@@ -136,15 +150,18 @@ class SeveralDevices:
             options, objective=self.site.objective, fixed_order=self.prepared.settings.fixed_order
         )
         found = plan_by(model.problem, budgets, options, warm)
-        found = found if model is self.model else self._unproven(found, aim)
-        return self._read(found, aim)
+        whole = model is self.model and (aim.rounds or dict(aim.limits) == dict(self.limits))
+        return self._read(found if whole else self._unproven(found, aim), aim)
 
     def _unproven(self, found: Solution, aim: Aim) -> Solution:
         """An answer with the numbers of the model without what was learned, of which a proof with
         it says nothing."""
         problem = self.model.problem
-        proof = Certificate(problem.least_seconds, "least run", any_order=True)
-        unknown = unsolved(Status.UNKNOWN, proof, found.notes)
+        least, why = quick_makespan_bound(problem)
+        proof = Certificate(least, why, any_order=True)
+        if self.site.objective == "time":
+            proof = Certificate(problem.least_seconds, "least run", any_order=True)
+        unknown = replace(unsolved(Status.UNKNOWN, proof, found.notes), makespan_bound=least)
         if found.schedule is None:
             return unknown
         return bounded(problem, self._judged(found, found.schedule, aim), unknown, self.gap)
