@@ -37,6 +37,12 @@ class TimedExecutor(Executor):
         self.took: dict[int, list[float]] = defaultdict(list)
         super().__init__(*args, **more)
 
+    @property
+    def crowded(self) -> int:
+        """Bytes by which one slab for all sessions would be over the limits, so that each has its
+        own, which is given back and comes anew; known after a run."""
+        return self._shared.crowded if self._shared else 0
+
     def act(self, index: int) -> None:
         """Carry out one action; see :class:`Executor`."""
         begin = time.perf_counter()

@@ -78,7 +78,7 @@ class Deployment:
         around: seconds of a run of the trial beside its actions: inputs are bound, results handed
             out.
         crowded: bytes by which one slab for all sessions was over the limits in it
-            (:attr:`~onnxremat.execute.executor.Executor.crowded`).
+            (:attr:`~onnxremat.execute.calibration.TimedExecutor.crowded`).
         scratch: bytes of workspace per device and op.
         in_flight: samples that are inside at most when it is run as a pipeline, which it was
             planned for; 0 when it was not. ``worst`` is then of so many.

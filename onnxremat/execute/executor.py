@@ -268,12 +268,6 @@ class Executor:
         limited = any(self._limits.values())
         return SharedSlab(self.parts, self.traffic, order, slabs, limited=limited)
 
-    @property
-    def crowded(self) -> int:
-        """Bytes by which one slab for all sessions would be over the limits, so that each has its
-        own, which is given back and comes anew; known after a run."""
-        return self._shared.crowded if self._shared else 0
-
     def profiles(self, warmup: int = 0) -> dict[int, Profile]:
         """What each partition did, by action; for executors that record. Ends the recording."""
         assert self._record is not None
