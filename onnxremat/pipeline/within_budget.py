@@ -236,8 +236,8 @@ def _much_quicker(made: Candidate, target: OneSession, options: PlanOptions) -> 
     shares = (100 * (each.artifact.seconds / total - 1) for each in (made, found))
     least, instead = (f"+{share:.3g} %" for share in shares)
     return for_limit(found, found.held).noted(
-        f"{format_bytes(made.process)} ({made.process} B) can do, with {least} of the time of ops; "
-        f"{format_bytes(found.process - made.process)} more, with {instead}, is written "
+        f"a plan of {format_bytes(made.process)} ({made.process} B) takes {least} time; this one "
+        f"needs {format_bytes(found.process - made.process)} more and takes {instead} "
         f"(--budget {made.process} asks for the other)"
     )
 

@@ -41,7 +41,7 @@ def test_a_little_more_that_saves_much_time_is_taken_and_said() -> None:
     (note,) = (n for n in made.plan.provenance.notes if "asks for the other" in n)
     least = int(note.rpartition("--budget ")[2].split()[0])
     assert least < made.process <= 1.005 * least
-    assert "+0 %, is written" in note
+    assert "more and takes +0 %" in note
     other = _planned(_model(FEW), str(least))
     assert other.plan.recomputations > 0
     assert other.process == least
