@@ -185,7 +185,7 @@ def _within_shares(
     for share in SHARES:
         limits = {device: int(share * need) for device, need in needs.items()}
         try:
-            made, found = _on_several(prepared, machine, limits, objective)
+            made, found = _on_several(prepared, machine, limits, objective, tables)
         except NO_FIT:
             if share == SHARES[-1]:
                 raise
@@ -195,14 +195,18 @@ def _within_shares(
 
 
 def _on_several(
-    prepared: Prepared, machine: Machine, limits: dict[str, int], objective: str
+    prepared: Prepared,
+    machine: Machine,
+    limits: dict[str, int],
+    objective: str,
+    tables: Mapping[str, CostTable],
 ) -> tuple[Deployment, Verification]:
     """A plan that uses several devices: one that the planner would rather use alone gets less,
     until it does not hold the whole with what it gives up for that; ever more is taken, as each
     plan is run."""
     less = LESS
     while True:
-        made, found = _planned(prepared, machine, limits, objective)
+        made, found = _planned(prepared, machine, limits, objective, tables)
         used = {part.device for part in made.parts.partitions}
         if len(used) > 1:
             return made, found
@@ -226,7 +230,11 @@ def _needs(prepared: Prepared, machine: Machine, tables: Mapping[str, CostTable]
 
 
 def _planned(
-    prepared: Prepared, machine: Machine, limits: Mapping[str, int], objective: str
+    prepared: Prepared,
+    machine: Machine,
+    limits: Mapping[str, int],
+    objective: str,
+    tables: Mapping[str, CostTable] | None = None,
 ) -> tuple[Deployment, Verification]:
     """The best plan over several devices, be one device alone quicker or not."""
     seconds = max(PLAN_SECONDS, len(prepared.graph.ops) / OPS_PER_SECOND)
@@ -234,7 +242,7 @@ def _planned(
     costs = measured_on(machine, log)
     given = {device.name: device.memory for device in machine.devices if device.memory}
     site = Site(machine, {**given, **limits}, objective=objective)
-    target = SeveralDevices(prepared, site, costs(prepared), log)
+    target = SeveralDevices(prepared, site, tables or costs(prepared), log)
     found = whole_or_in_parts(target, Trials(options, costs, undisturbed)).artifact
     assert isinstance(found, OverDevices)
     assert prepared.feeds is not None
