@@ -23,8 +23,9 @@ AHEAD = 4  # times as long as reading and running a model what comes after takes
 TIMING = 6.0  # seconds of timing a result, where nobody says how many
 TIMED = 3  # sessions that are opened for it
 PASSES = 4  # sessions that a graph in parts is run in before its plan is known to be good
-# Times the limit, and seconds, in which a command is to be done; one more is for starting Python.
-BEYOND, BESIDE = 1.2, 4.0
+# Times the limit, and seconds, in which a command is to be done; what is left of five is for Python
+# to start.
+BEYOND, BESIDE = 1.2, 3.0
 
 
 @contextmanager
