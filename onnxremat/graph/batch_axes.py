@@ -110,7 +110,7 @@ def _place(
     """
     told = {a.name: helper.get_attribute_value(a) for a in op.node.attribute}
     if op.op_type in _VIEWS:
-        return viewed(place, before, after)
+        return _viewed(place, before, after)
     if op.op_type == "Transpose":
         order = told.get("perm", range(len(before))[::-1])
         return Place(list(order).index(place.axis), place.inner)
@@ -149,7 +149,7 @@ def _multiplied(position: int, told: Mapping[str, Any], place: Place, rank: int)
     return None if axis == summed else Place(axis, place.inner)
 
 
-def viewed(place: Place, before: Shape, after: Shape) -> Place | None:
+def _viewed(place: Place, before: Shape, after: Shape) -> Place | None:
     """A view moves no element: as many lie between two rows as before."""
     step = place.inner * prod(before[place.axis + 1 :])
     for axis in range(len(after)):

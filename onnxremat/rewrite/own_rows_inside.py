@@ -142,7 +142,7 @@ class _Body:
 
 def _either(op: Op, name: str, found: Iterable[Found]) -> Found:
     """The rows of a value that is one of several."""
-    known = {rows for rows in found if rows is not None}
+    known = dict.fromkeys(rows for rows in found if rows is not None)  # in the order of branches
     lost = [rows for rows in known if isinstance(rows, Lost)]
     if len(known) > 1 and not lost:
         return Lost(op, name, "its rows lie elsewhere in each branch")

@@ -629,12 +629,17 @@ def test_a_pattern_trains_no_data() -> None:
     assert {n for n, _ in training_of(step).gradients} == {"x"}
 
 
-def test_folded_normalizations_are_told() -> None:
+def convolution(scope: str, bias: str) -> onnx.ModelProto:
+    """Of the older exporter, with a weight that it computed."""
     nodes = [
-        node("Conv", ["x", "onnx::Conv_3", "onnx::Conv_4"], "a", name="/stem/conv/Conv"),
+        node("Conv", ["x", "onnx::Conv_3", bias], "a", name=f"/{scope}/Conv"),
         node("GlobalAveragePool", ["a"], "b"), node("Flatten", ["b"], "y"),
     ]  # fmt: skip
-    net = model(nodes, {"onnx::Conv_3": draw(3, 2, 3, 3), "onnx::Conv_4": draw(3)}, x=(4, 2, 8, 8))
+    return model(nodes, {"onnx::Conv_3": draw(3, 2, 3, 3), bias: draw(3)}, x=(4, 2, 8, 8))
+
+
+def test_folded_normalizations_are_told() -> None:
+    net = convolution("stem/conv", "onnx::Conv_4")
     with pytest.warns(TrainingWarning, match=r"folded 1 batch normalizations .*stem\.conv"):
         differentiate(net, optimizer=None)
     # What a list gives by name is in the file under a name of the exporter's, other values in it.
@@ -648,11 +653,7 @@ def test_folded_normalizations_are_told() -> None:
 
 def test_a_weight_that_was_computed_is_no_folded_normalization() -> None:
     """A mask times the weight: the bias keeps its name, which a normalization would take."""
-    nodes = [
-        node("Conv", ["x", "onnx::Conv_3", "conv.bias"], "a", name="/conv/Conv"),
-        node("GlobalAveragePool", ["a"], "b"), node("Flatten", ["b"], "y"),
-    ]  # fmt: skip
-    net = model(nodes, {"onnx::Conv_3": draw(3, 2, 3, 3), "conv.bias": draw(3)}, x=(4, 2, 8, 8))
+    net = convolution("conv", "conv.bias")
     net.producer_name = "pytorch"
     with pytest.warns(TrainingWarning) as warned:
         differentiate(net, optimizer=None)

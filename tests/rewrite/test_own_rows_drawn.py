@@ -226,13 +226,18 @@ class _Drawn:
             grown = tuple(s * len(many) if i == axis else s for i, s in enumerate(shape))
             self.add("Concat", many, grown, axis=axis)
 
-    def meet(self, name: str, shape: tuple[int, ...]) -> None:
+    def other(self, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+        """Another value and the shape of both together, None where they do not go together."""
         other = self.draw.choice(list(self.shapes))
         try:
-            made = np.broadcast_shapes(shape, self.shapes[other])
+            return other, np.broadcast_shapes(shape, self.shapes[other])
         except ValueError:
-            return
-        self.add(self.draw.choice(["Add", "Sub", "Max", "Min"]), [name, other], made)
+            return None
+
+    def meet(self, name: str, shape: tuple[int, ...]) -> None:
+        if found := self.other(shape):
+            other, made = found
+            self.add(self.draw.choice(["Add", "Sub", "Max", "Min"]), [name, other], made)
 
     def over(self, name: str, shape: tuple[int, ...]) -> None:
         axis, kind = self.draw.randrange(len(shape)), self.draw.choice(["Softmax", "CumSum"])
@@ -276,11 +281,10 @@ class _Drawn:
 
     def gate(self, name: str, shape: tuple[int, ...]) -> None:
         """Kept where some value is small, which small numbers are."""
-        other = self.draw.choice(list(self.shapes))
-        try:
-            made = np.broadcast_shapes(shape, self.shapes[other])
-        except ValueError:
+        found = self.other(shape)
+        if found is None:
             return
+        other, made = found
         self.add("Greater", [other, self.constant(100.0, np.float32)], self.shapes[other])
         large = f"v{len(self.nodes) - 1}"
         del self.shapes[large]

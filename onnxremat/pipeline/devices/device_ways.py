@@ -28,18 +28,17 @@ from onnxremat.pipeline.bench import OnDevices, bench
 from onnxremat.pipeline.closed_loop import Candidate, Unfit, as_given, attempt, load_search
 from onnxremat.pipeline.devices.device_regions import in_regions
 from onnxremat.pipeline.devices.over_devices import OverDevices
-from onnxremat.pipeline.devices.several_devices import SeveralDevices, bounded
+from onnxremat.pipeline.devices.several_devices import SeveralDevices, bounded, unplanned
 from onnxremat.pipeline.in_parts.divided import prepare_split
 from onnxremat.pipeline.phases import COSTS, MEASURE
 from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import Refusal
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.pipeline.ways import choosers_of
-from onnxremat.planner.bounds import quick_makespan_bound
 from onnxremat.planner.options import PlanOptions
 from onnxremat.planner.plan_steps import provenance_of
 from onnxremat.planner.schedule import Schedule
-from onnxremat.planner.solution import Certificate, Solution, Status, unsolved
+from onnxremat.planner.solution import Solution
 
 Costs = Callable[[Prepared], Mapping[str, CostTable]]
 During = Callable[[], AbstractContextManager[object]]
@@ -299,12 +298,8 @@ def _judged(target: SeveralDevices, single: Candidate, best: Candidate | None) -
     artifact, problem = _over(single), target.model.problem
     own, joint = artifact.solution, _over(best).solution if best is not None else None
     assert own is not None
-    if joint is None:
-        least, why = quick_makespan_bound(problem)
-        proof = Certificate(least, why, any_order=True)
-        joint = replace(unsolved(Status.UNKNOWN, proof), makespan_bound=least)
     own = replace(own, objective=target.site.objective)
-    found = bounded(problem, own, joint, target.gap)
+    found = bounded(problem, own, joint or unplanned(problem), target.gap)
     about, kept = provenance_of(found), artifact.plan.provenance
     told = artifact.told(
         status=about.status, bound=about.bound, bound_kind=about.bound_kind, staged=about.staged,

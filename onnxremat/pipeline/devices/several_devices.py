@@ -157,11 +157,10 @@ class SeveralDevices:
         """An answer with the numbers of the model without what was learned, of which a proof with
         it says nothing."""
         problem = self.model.problem
-        least, why = quick_makespan_bound(problem)
-        proof = Certificate(least, why, any_order=True)
+        unknown = replace(unplanned(problem), notes=found.notes)
         if self.site.objective == "time":
             proof = Certificate(problem.least_seconds, "least run", any_order=True)
-        unknown = replace(unsolved(Status.UNKNOWN, proof, found.notes), makespan_bound=least)
+            unknown = replace(unknown, certificate=proof)
         if found.schedule is None:
             return unknown
         return bounded(problem, self._judged(found, found.schedule, aim), unknown, self.gap)
@@ -274,6 +273,13 @@ class SeveralDevices:
             name: replace(table, call=table.call + min(MOST, price.get(name, 0.0)))
             for name, table in tables.items()
         }
+
+
+def unplanned(problem: Problem) -> Solution:
+    """What holds of all plans over the devices, before any was looked for."""
+    least, why = quick_makespan_bound(problem)
+    proof = Certificate(least, why, any_order=True)
+    return replace(unsolved(Status.UNKNOWN, proof), makespan_bound=least)
 
 
 def proven(problem: Problem, solution: Solution, first: Solution, gap: float) -> Solution:
