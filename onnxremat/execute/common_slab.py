@@ -5,6 +5,10 @@ every partition costs page faults: a quarter of a U-Net's training step over two
 blocks of the first run, which every session records for itself, are laid into one slab. A value
 that is handed on has its place until its last reader is done. Streams run side by side: what one
 does while a block of another is live follows from what they wait for, as in ``waits.py``.
+
+Since that place is the same in every run, such a value is bound there once and for all: binding it,
+asking a session for it and letting it go takes some 10 us of Python in each run, during which no
+other stream runs any.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from onnxremat.memory.events import Blocks, Events, Integers, blocks, joined
 from onnxremat.memory.native import HANDED_ON, KEPT, CommonSlab
 from onnxremat.memory.packing import pack_blocks
 from onnxremat.memory.session import SlabSession
+from onnxremat.ort.values import value_at
 from onnxremat.rewrite.partition import Key, Partition, Partitioned
 
 Result = tuple[int, str]  # of an action
@@ -96,6 +101,7 @@ class SharedSlab:
 
     Attributes:
         crowded: bytes by which the slab would take more than that; 0 where there is one.
+        settled: values that have one place in all runs, over the memory there.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class SharedSlab:
         self._slots: dict[int, dict[str, int]] = {}
         self._common: CommonSlab | None = None
         self.crowded = 0
+        self.settled: dict[Key, Any] = {}
         self._record(True)
 
     # ---- runs --------------------------------------------------------------------------------
@@ -133,11 +140,15 @@ class SharedSlab:
         if self._common is None:
             return
         if self._common.unfit:
-            for session in self._sessions.values():
-                session.leave_common()
-            self._common = None
+            self.leave()
         else:
             self._common.taken = not self._common.live
+
+    def leave(self) -> None:
+        """Between runs: no session has blocks in the slab any more."""
+        for session in self._sessions.values():
+            session.leave_common()
+        self._common, self.settled = None, {}
 
     def note(self, index: int, names: Sequence[str], values: Sequence[Any]) -> None:
         """A partition ran just now, and made these values."""
@@ -176,9 +187,40 @@ class SharedSlab:
             common = CommonSlab(size)
         except MemoryError:
             return
+        settled: dict[Key, Any] = {}
         for index, (offset, fate) in placed.items():
-            self._sessions[index].place(self._events[index], offset, fate, common)
-        self._common = common
+            lasting = self._lasting(index, common.begin + offset, fate)
+            for values in lasting.values():
+                settled |= values
+            # What is bound there is not asked for.
+            asked = ~np.isin(self._events[index]["slot"], [*lasting])
+            self._sessions[index].place(self._events[index][asked], offset, fate, common)
+        self._common, self.settled = common, settled
+
+    def _lasting(self, index: int, address: Integers, fate: Integers) -> dict[int, dict[Key, Any]]:
+        """By slot of an action the value that lies there in every run."""
+        found = {}
+        for slot, results in self._results(index).items():
+            if fate[slot] == HANDED_ON and len(results) == 1:
+                ((_, name),) = results
+                value = value_at(int(address[slot]), self._parts.graph.tensors[name])
+                keys = self._keys(index, name)
+                if keys and value is not None:
+                    found[slot] = dict.fromkeys(keys, value)
+        return found
+
+    def _keys(self, index: int, name: str) -> list[Key]:
+        """A result of an action, and all that it is where others have it; none where some reader
+        has to be told of it in every run: it is no session of the slab."""
+        keys = [key for key in self._traffic.makes[index] if key[0] == name]
+        for at, (reads, writes) in enumerate(self._parts.uses):
+            if not keys or set(keys).isdisjoint(reads):
+                continue
+            if self._traffic.shared[at]:
+                keys += writes
+            elif at not in self._sessions:
+                return []
+        return keys
 
     # ---- when blocks are live ----------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from onnxremat.device.machine import PROVIDERS, Device, Machine
 from onnxremat.errors import ModelError, StoppedError
 from onnxremat.execute.common_slab import Order, SharedSlab
 from onnxremat.execute.given_values import GivenValues, memory
+from onnxremat.execute.held_values import Held
 from onnxremat.execute.pools import ready_made
 from onnxremat.execute.stream_threads import StreamThread
 from onnxremat.execute.streams import overlaps, streams
@@ -52,39 +53,6 @@ from onnxremat.ort.values import (
 from onnxremat.rewrite.partition import Copy, Key, Partition, Partitioned, part_graph
 from onnxremat.rewrite.pins import PREFIX as PIN
 from onnxremat.session.held import open_held, open_light
-
-
-@dataclass
-class Held:
-    """The values of one run that are in memory.
-
-    Attributes:
-        store: values between actions.
-        left: how often each will be taken yet.
-        given: per action the graph inputs that this run alone binds there, with their names.
-        moving: graph inputs of this run that the plan moves.
-    """
-
-    store: dict[Key, Any]
-    left: dict[Key, int]
-    given: dict[int, list[tuple[str, Any]]]
-    moving: Mapping[str, Any] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def used(self, reads: Sequence[Key], writes: Sequence[Key]) -> None:
-        """An action is done: what nobody will take goes."""
-        with self.lock:
-            for key in reads:
-                self.left[key] -= 1
-            for key in (*reads, *writes):
-                if not self.left[key]:
-                    self.store.pop(key, None)
-
-    def drop(self) -> None:
-        """The run failed: whoever keeps its error keeps none of its values."""
-        with self.lock:
-            self.store.clear()
-            self.given.clear()
 
 
 @dataclass(frozen=True)
@@ -154,7 +122,7 @@ class Executor:
         self._limits, self._opening, self._record = dict(kept.limits), opening, opening.record
         self._check()
         self._given = GivenValues(parts, machine, state or {}, self.copies)
-        self.traffic = traffic(parts, machine, self._given.updated)
+        self.traffic = self._traffic = traffic(parts, machine, self._given.updated)
         # Inputs that are copied to another memory for every run.
         self._sent = [
             (name, index, device)
@@ -175,6 +143,7 @@ class Executor:
         self._streams = streams(parts, machine, kept.waits) if side_by_side else []
         self._threads = [StreamThread(stream) for stream in self._streams[1:]]
         self._shared = self._to_share(kept.waits)
+        self._settled = self._shared.settled if self._shared else {}
         self._end = weakref.finalize(self, _end_all, self._threads)
 
     # ---- making ----------------------------------------------------------------------------
@@ -304,9 +273,10 @@ class Executor:
         for name in self._given.feed(feeds):
             self._show(name)
         self._runs += 1
-        self._held = Held({}, dict(self.traffic.uses), {})
         if self._shared:
             self._shared.begin()
+            self._settle()
+        self._held = Held({}, dict(self.traffic.uses), {})
         for name, index, device in self._sent:
             value = self._given[name]
             if self._given.memory(name) != memory(device):
@@ -325,6 +295,20 @@ class Executor:
         if self._shared:
             self._shared.end()
         return self.results(self._held)
+
+    def _settle(self) -> None:
+        """Values that have one place in all runs are bound there, and others handed on."""
+        assert self._shared
+        values = self._shared.settled
+        if values is self._settled:
+            return
+        self._settled, self.traffic = values, self._traffic.without(values)
+        for index, stage in self.stages.items():
+            reads, writes = self.parts.uses[index]
+            stage.write_into({key[0]: values[key] for key in writes if key in values})
+            for key in reads:
+                if key in values:
+                    stage.bind(key[0], values[key])
 
     def act(self, index: int) -> None:
         """Carry out one action of the run that is on."""
@@ -358,7 +342,7 @@ class Executor:
             values.clear()
             if index in self._apart and not (self._shared and self._shared.taken):
                 self.stages[index].session.release()
-        held.used(*self.parts.uses[index])
+        held.used(*self.traffic.hands[index])
 
     def _keep(self, index: int, values: list[Any], held: Held) -> None:
         """Take over what a partition made."""
@@ -373,8 +357,10 @@ class Executor:
             held.store[key] = state
 
     def _copy(self, index: int, action: Copy, held: Held) -> None:
-        (target,) = self.parts.uses[index][1]
-        reads = self.parts.uses[index][0]
+        reads, writes = self.traffic.hands[index]
+        if not writes:  # it lies where both devices have it
+            return
+        (target,) = writes
         if reads:
             value = held.store[reads[0]]
         elif action.value in held.moving:
@@ -386,11 +372,15 @@ class Executor:
         held.store[target] = value
 
     def begun(self, feeds: Mapping[str, np.ndarray]) -> Held:
-        """A run on copies of its inputs, which others may go on beside; for :meth:`carry`.
+        """A run on copies of its inputs, which others may go on beside; for :meth:`carry`. Values
+        of several runs have no place in common.
 
         Raises:
             UsageError: an input is missing, of another shape or type, or not the model's.
         """
+        if self._shared and self._settled:
+            self._shared.leave()
+            self._settle()
         values = self._given.copied(feeds)
         there = {("host", name): value for name, value in values.items()}
         given: dict[int, list[tuple[str, Any]]] = {}

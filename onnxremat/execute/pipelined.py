@@ -24,7 +24,8 @@ import numpy as np
 from onnxremat.device.machine import Machine
 from onnxremat.errors import OnnxrematError, UnsupportedError, UsageError
 from onnxremat.execute.cyclic import Rounds, cyclic
-from onnxremat.execute.executor import Executor, Held
+from onnxremat.execute.executor import Executor
+from onnxremat.execute.held_values import Held
 from onnxremat.execute.streams import stream_names
 from onnxremat.ort.denormals import denormals_as_zero
 from onnxremat.rewrite.partition import Partitioned

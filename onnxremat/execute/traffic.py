@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from onnxremat.device.machine import Device, Machine
 from onnxremat.rewrite.partition import Copy, Key, Partitioned
@@ -14,6 +14,7 @@ class Traffic:
     """What actions do with values; lists have one entry per action.
 
     Attributes:
+        hands: values that are read and made, as :attr:`Partitioned.uses` has them.
         takes: values bound for one run, with the names they are bound to.
         makes: results that are values of their own.
         updates: results that are written into state.
@@ -23,6 +24,7 @@ class Traffic:
         readers: input of the model to the partitions that read it where it lies.
     """
 
+    hands: list[tuple[tuple[Key, ...], tuple[Key, ...]]]
     takes: list[list[tuple[str, Key]]]
     makes: list[list[Key]]
     updates: list[list[Key]]
@@ -30,6 +32,20 @@ class Traffic:
     uses: dict[Key, int]
     final: dict[str, Key]
     readers: dict[str, list[tuple[int, Device]]]
+
+    def without(self, settled: Collection[Key]) -> Traffic:
+        """The same without values that nobody binds, keeps or counts in a run."""
+
+        def rest(keys: Iterable[Key]) -> tuple[Key, ...]:
+            return tuple(key for key in keys if key not in settled)
+
+        return replace(
+            self,
+            hands=[(rest(reads), rest(writes)) for reads, writes in self.hands],
+            takes=[[pair for pair in row if pair[1] not in settled] for row in self.takes],
+            makes=[[*rest(row)] for row in self.makes],
+            uses={key: count for key, count in self.uses.items() if key not in settled},
+        )
 
 
 def traffic(parts: Partitioned, machine: Machine, updated: Collection[str]) -> Traffic:
@@ -40,6 +56,7 @@ def traffic(parts: Partitioned, machine: Machine, updated: Collection[str]) -> T
     """
     rows = parts.uses
     found = Traffic(
+        hands=list(rows),
         takes=[[(key[0], key) for key in reads] for reads, _ in rows],
         makes=[[key for key in writes if key[0] not in updated] for _, writes in rows],
         updates=[[key for key in writes if key[0] in updated] for _, writes in rows],

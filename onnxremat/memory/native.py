@@ -30,6 +30,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "slab_counts": (None, [_POINTER, _POINTER]),
     "slab_slot": (ctypes.c_int64, [_POINTER, _POINTER]),
     "common_new": (_POINTER, [ctypes.c_size_t]),
+    "common_begin": (_POINTER, [_POINTER]),
     "common_live": (ctypes.c_int64, [_POINTER]),
     "common_close": (None, [_POINTER]),
     "look": (ctypes.c_int, [_POINTER, ctypes.c_int64, _POINTER]),
@@ -160,6 +161,11 @@ class CommonSlab:
         if not self.at:
             raise MemoryError(size)
         weakref.finalize(self, self._c.common_close, self.at)
+
+    @property
+    def begin(self) -> int:
+        """The address of its first byte."""
+        return int(self._c.common_begin(self.at))
 
     @property
     def live(self) -> int:

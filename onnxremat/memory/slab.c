@@ -620,6 +620,8 @@ EXPORT Common *common_new(size_t bytes) {
   return NULL;
 }
 
+EXPORT char *common_begin(const Common *c) { return c->at; }
+
 EXPORT int64_t common_live(const Common *c) { return __atomic_load_n(&c->live, __ATOMIC_ACQUIRE); }
 
 /* Nobody runs in it again; its pages go with the last block that somebody still holds. */

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, helper
 
 from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.graph.ir import Tensor
 from onnxremat.ort.binding import wrap
 from onnxremat.ort.plugins import plugin_device
 from onnxremat.ort.providers import place
@@ -76,6 +80,19 @@ def shared_empty(device: Device, dtype: int, shape: tuple[int, ...]) -> Any:
     return ort.OrtValue.ortvalue_from_shape_and_type(
         list(shape), dtype, memory_info=shared_memory(device)
     )
+
+
+def value_at(address: int, tensor: Tensor) -> Any | None:
+    """A value over host memory that others own; None where its size may differ from run to run, or
+    NumPy has no such elements."""
+    if tensor.seen or tensor.shape is None or not tensor.bytes:
+        return None
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.dtype)
+    plain = dtype.kind not in "OV" or tensor.dtype == TensorProto.BFLOAT16
+    if not plain or dtype.itemsize * math.prod(tensor.shape) != tensor.bytes:
+        return None
+    memory = memoryview((ctypes.c_char * tensor.bytes).from_address(address))
+    return wrap(np.frombuffer(memory, dtype).reshape(tensor.shape))
 
 
 @cache
@@ -155,6 +172,7 @@ class Stage:
         self._fresh = dict(fresh or {})
         self.names = [name for name in outputs if name not in fixed]
         # Outputs come back in the order in which they were first bound.
+        self._bound = [*self.names]
         for name in self.names:
             self._binding.bind_output(name, *self._place)
         for name, value in fixed.items():
@@ -163,6 +181,15 @@ class Stage:
     def bind(self, name: str, value: Any) -> None:
         """Read this value as an input from now on."""
         self._binding.bind_ortvalue_input(name, value)
+
+    def write_into(self, values: Mapping[str, Any]) -> None:
+        """From now on write these outputs into given values, and hand on no others than before."""
+        for name in self._bound:
+            if name in values:
+                self._binding.bind_ortvalue_output(name, values[name])
+            elif name not in self.names:
+                self._binding.bind_output(name, *self._place)
+        self.names = [name for name in self._bound if name not in values]
 
     def run(self, inputs: Sequence[tuple[str, Any]]) -> list[Any]:
         """One run; returns the values of all outputs but fixed ones and keeps no hold on them.
@@ -176,7 +203,11 @@ class Stage:
         for name, make in self._fresh.items():
             binding.bind_ortvalue_output(name, make())
         self.session.run_with_iobinding(binding)
-        values: list[Any] = binding.get_outputs()[: len(self.names)]
+        values: list[Any] = []
+        if self.names:
+            handed_on = set(self.names)
+            made = zip(self._bound, binding.get_outputs(), strict=False)
+            values = [value for name, value in made if name in handed_on]
         for name in self.names:
             binding.bind_output(name, *self._place)
         for name, _ in inputs:

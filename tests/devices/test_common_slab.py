@@ -66,6 +66,7 @@ def test_every_run_gives_the_same_bits_in_one_slab(seed: int, overlap: bool) -> 
         dawdling(executor, seed)
         found = [executor.run(each) for each in feeds]
         assert shared(executor).bytes
+        assert shared(executor).settled
         assert sum(session._slab.counts()["differed"] for session in slabs(executor)) == 0
         assert {session._slab.counts()["slab"] for session in slabs(executor)} == {0}
     # All of them are looked at last: results that a caller holds are not written over.
@@ -78,11 +79,11 @@ class Placed:
     """What sessions were told of their places, by action."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rows: list[tuple[Any, Any, Any]] = []
+        self.rows: list[tuple[Any, Any]] = []
         place = SlabSession.place
 
         def noted(session: SlabSession, events: Any, offset: Any, fate: Any, common: Any) -> None:
-            self.rows.append((events, offset, fate))
+            self.rows.append((offset, fate))
             place(session, events, offset, fate, common)
 
         monkeypatch.setattr(SlabSession, "place", noted)
@@ -109,9 +110,11 @@ def test_no_two_live_blocks_meet_however_streams_run(
     placed = Placed(monkeypatch)
     graph, parts = random_parts(seed, 24)
     noted: dict[int, dict[int, set[str]]] = {}
+    asked: dict[int, Any] = {}
     original = SharedSlab._lay_out
 
     def watched(slab: SharedSlab) -> None:
+        asked.update(slab._events)
         for index in slab._events:
             for name, slot in slab._slots[index].items():
                 noted.setdefault(index, {}).setdefault(slot, set()).add(name)
@@ -120,7 +123,8 @@ def test_no_two_live_blocks_meet_however_streams_run(
     monkeypatch.setattr(SharedSlab, "_lay_out", watched)
     with Executor(parts, MACHINE, overlap=True) as executor:
         executor.run(seeded_feeds(graph))
-    rows = dict(zip(sorted(noted), placed.rows, strict=True))
+    pairs = zip(sorted(noted), placed.rows, strict=True)
+    rows = {index: (asked[index], *row) for index, row in pairs}
     holders = {
         (index, slot): set().union(*(readers(parts, executor, index, name) for name in names))
         for index, slots in noted.items()
@@ -249,6 +253,31 @@ def test_partitions_carried_out_one_by_one_have_slabs_of_their_own() -> None:
         for held in (first, second):
             found = executor.results(held)
             assert all(np.array_equal(found[name], value) for name, value in wanted.items())
+        assert not shared(executor).settled  # which is for one run at a time
+
+
+def test_what_has_one_place_in_all_runs_is_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training_chain(4, width=64, batch=32)
+    machine = processors(2)
+    parts = partition(follow(graph, assigned(graph, round_robin(graph, machine.names), machine)))
+    bound: list[str] = []
+    with Executor(parts, machine) as executor:
+        for stage in executor.stages.values():
+            original = stage.run
+
+            def counted(fresh: Any, original: Any = original) -> Any:
+                bound.extend(name for name, _ in fresh)
+                made = original(fresh)
+                bound.extend("made" for _ in made)
+                return made
+
+            monkeypatch.setattr(stage, "run", counted)
+        first = executor.run(seeded_feeds(graph))
+        handed, results = len(bound), len(first)
+        bound.clear()
+        again = executor.run(seeded_feeds(graph))
+        assert len(bound) == results < handed  # the model's results alone
+        assert all(np.array_equal(again[name], value) for name, value in first.items())
 
 
 def test_a_slab_over_the_limits_is_left_out_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
