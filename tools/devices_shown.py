@@ -60,7 +60,7 @@ LESS = 0.85  # of its budget, for a device that would be used alone; squared eac
 # OpenVINO keeps what each of its partitions holds: side by side it would be given too many.
 OBJECTIVES = {"cpu-2x1": "makespan", "cpu-openvino": "time"}
 NEAR = 0.10  # of the measured time
-PLAN_SECONDS, OPS_PER_SECOND = 6.0, 300  # whichever gives a plan more time
+PLAN_SECONDS, OPS_PER_SECOND = 12.0, 300  # whichever gives a plan more time
 # The machine's speed drifts by a fifth within tens of seconds: prediction and time are taken in
 # turns, each in sessions of its own.
 TURNS, BENCH_SECONDS, TRIAL_SECONDS = 3, 1.5, 1.0

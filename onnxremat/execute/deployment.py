@@ -54,7 +54,7 @@ from onnxremat.schedule.plan import Plan, graph_hash
 
 FORMAT = 1
 
-CLEARLY = 0.93  # share of the predicted time at which more partitions are taken
+CLEARLY = 0.99  # share of the predicted time at which more partitions are taken
 EARLY = (1 << 62, 1 << 16)  # bytes of inputs that are tried to be brought over at the start
 
 
