@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from onnxremat.device.host import bfloat16, made_by_intel
 from onnxremat.device.machine import OWN_MEMORY, PROVIDERS, Device, provider_name, short_name
-from onnxremat.errors import MissingComponentError
+from onnxremat.errors import MissingComponentError, ModelError
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.ort.plugins import (
     OPENVINO,
@@ -181,7 +181,19 @@ def open_on(
         ModelError: onnxruntime refuses the model.
     """
     require(device)
-    return open_with(device, model, device_options(device, options, entries, prefix), folder)
+    try:
+        return open_with(device, model, device_options(device, options, entries, prefix), folder)
+    except ModelError as error:
+        plain = _without_snippets(device)
+        if plain is None:
+            raise
+        made = device_options(device, options, entries, prefix)
+        with contextlib.suppress(ModelError):
+            return open_with(plain, model, made, folder)
+        hint = f"--pin keeps ops off device '{device.name}'"
+        raise ModelError(
+            f"{device.provider} refuses what is planned for it", why=error.why, hint=hint
+        ) from error
 
 
 def device_options(
@@ -271,6 +283,22 @@ def plugin_options(device: Device) -> dict[str, str]:
     if device.threads:
         config["INFERENCE_NUM_THREADS"] = str(device.threads)
     return {**given, "load_config": json.dumps({device.options.get("device", "CPU"): config})}
+
+
+def _without_snippets(device: Device) -> Device | None:
+    """The device without a kind of fusion at which OpenVINO's processor plugin fails on some
+    partitions of training steps ("Topological order is required, but not set", 1.8.1); None for
+    others, and where the configuration is the user's."""
+    told = plugin_options(device).get("load_config", "")
+    if device.provider != OPENVINO or "load_config" in device.options:
+        return None
+    config = json.loads(told)
+    if "CPU" not in config:
+        return None
+    config["CPU"]["SNIPPETS_MODE"] = "DISABLE"
+    return replace(
+        device, precision="fp32", options={**device.options, "load_config": json.dumps(config)}
+    )
 
 
 def _named_options(provider: str, index: int, given: dict[str, str]) -> dict[str, str]:

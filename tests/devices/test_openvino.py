@@ -14,11 +14,13 @@ from onnxremat.cost.table import CostTable
 from onnxremat.device.files import read_machine
 from onnxremat.device.host import bfloat16, made_by_intel
 from onnxremat.device.machine import PROVIDERS, Device
+from onnxremat.errors import ModelError
 from onnxremat.execute.deployment import Deployment, deploy
 from onnxremat.execute.partition_cuts import Terms
 from onnxremat.grad import Settings as Training
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.ort import plugins, providers
+from onnxremat.ort.providers import assigned as assigned_to
 from onnxremat.ort.providers import missing, open_on, plugin_options
 from onnxremat.ort.session import TUNED
 from onnxremat.pipeline.devices.over_devices import run_whole
@@ -188,3 +190,35 @@ def test_state_updated_by_openvino_is_read_by_the_processor() -> None:
                 expected = expected - x
             executor.pull_state()
         assert np.allclose(w, expected, atol=1e-5)
+
+
+SNIPPET = """g (float[8,16] x, float[2,4,16] a, float[2,4,16] b, float[8,16] c, float[16,16] w)
+    => (float[8,16] y) {
+    deep = Constant <value = int64[3] {2, 4, 16}> ()
+    flat = Constant <value = int64[2] {8, 16}> ()
+    m = Gemm(x, w)
+    r = Reshape(m, deep)
+    s = Add(a, r)
+    t = Add(s, b)
+    u = Reshape(t, flat)
+    y = Mul(u, c)
+}"""
+
+
+def test_what_its_fusion_stumbles_over_is_opened_without_that_fusion() -> None:
+    """ "Topological order is required, but not set": of a step of BERT."""
+    graph = graph_of(SNIPPET)
+    names = set(assigned_to(open_on(OPENVINO, to_model(graph), TUNED)).values())
+    assert names == {OPENVINO.provider}
+
+
+def test_what_it_refuses_anyhow_is_said_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "open_with", refuse)
+    with pytest.raises(ModelError, match="refuses what is planned for it") as held:
+        open_on(OPENVINO, to_model(graph_of(SNIPPET)), TUNED)
+    assert held.value.why == "so"
+    assert "--pin keeps ops off device 'openvino'" in held.value.hint
+
+
+def refuse(*_: object) -> None:
+    raise ModelError("onnxruntime refuses the model", why="so")
