@@ -17,7 +17,7 @@ from onnxremat.grad.assembly import named, needed, require_free, zeros_of
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.control.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.control.sized_at_run import sized_at_run
-from onnxremat.grad.description import KEY, Training, Variable
+from onnxremat.grad.description import KEY, StepSignature, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
 from onnxremat.grad.exported.parameters import (
@@ -464,10 +464,10 @@ class _Builder:
             frame.metadata_props.add(key=UPDATE, value=pack(self.update))
         return frame
 
-    def _description(self, inputs: Sequence[str]) -> Training:
+    def _description(self, inputs: Sequence[str]) -> StepSignature:
         s, ours = self.settings, {*self.inputs}
         gradients = () if self.optimizer else tuple((n, f"{n}.grad") for n in self.parameters)
-        return Training(
+        return StepSignature(
             loss=self.loss,
             data=tuple(name for name in inputs if name not in ours),
             target=self.target,

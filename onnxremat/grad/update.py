@@ -22,7 +22,7 @@ from onnx import helper
 from onnxremat.errors import ModelError
 from onnxremat.grad.assembly import named, needed, require_free
 from onnxremat.grad.description import KEY as DESCRIPTION
-from onnxremat.grad.description import Training, Variable
+from onnxremat.grad.description import StepSignature, Variable
 from onnxremat.grad.optimizers import Optimizer, Update
 from onnxremat.grad.scaling import LossScale, all_finite, kept_unless, square_sum
 from onnxremat.grad.tape import Shape, Tape
@@ -141,7 +141,7 @@ def update_graph(
             gradients[name] = t.mul(each.input, t.cast(SHARE, each.kept))
         made, states = emit_updates(t, optimizer, gradients, clip, scale=scale)
     require_free(states, sums)
-    about = Training(
+    about = StepSignature(
         parameters=tuple(Variable(name, f"{name}.next", "model") for name in made),
         states=tuple(Variable(name, f"{name}.next", "zeros") for name in states),
         gradients=tuple((name, each.input) for name, each in sums.items()),
@@ -152,7 +152,7 @@ def update_graph(
     return _assembled(t, {f"{name}.next": value for name, value in (made | states).items()}, about)
 
 
-def _assembled(t: Tape, results: Mapping[str, str], about: Training) -> onnx.ModelProto:
+def _assembled(t: Tape, results: Mapping[str, str], about: StepSignature) -> onnx.ModelProto:
     inputs = [*(v.input for v in about.variables), *(g for _, g in about.gradients), RATE, SHARE]
     ops, outputs = named(t, t.ops, results)
     ops = needed(ops, outputs)
