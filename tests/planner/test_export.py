@@ -28,8 +28,8 @@ SEED, SHARE = 24, 2  # recomputation is needed, and every relaxation is fraction
 def made(name: str, ops: int = 5) -> tuple[Formulated, float]:
     """A formulation of a small problem, and its optimum in model units."""
     problem = random_problem(SEED, ops)
-    wiring = ProblemLists(problem)
-    found = formulate(wiring, [budget_of(problem, SHARE)], name)
+    lists = ProblemLists(problem)
+    found = formulate(lists, [budget_of(problem, SHARE)], name)
     best = SOLVERS["highs"].solve(found.model, Limits(20)).objective
     assert best < inf
     return found, best
