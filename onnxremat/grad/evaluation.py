@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.assembly import named, needed
+from onnxremat.grad.assembly import IR_VERSION, named, needed
 from onnxremat.grad.control.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.control.sized_at_run import sized_at_run
 from onnxremat.grad.description import StepSignature
@@ -26,7 +26,7 @@ from onnxremat.grad.update import wide_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 
-OPSET, IR_VERSION = 18, 10
+OPSET = 18
 
 
 def prediction_graph(

@@ -13,7 +13,7 @@ from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UsageError
-from onnxremat.grad.assembly import named, needed, require_free, zeros_of
+from onnxremat.grad.assembly import IR_VERSION, named, needed, require_free, zeros_of
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.control.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.control.sized_at_run import sized_at_run
@@ -52,7 +52,6 @@ from onnxremat.graph.weights import check_sizes
 from onnxremat.ort import blocks
 
 LOSS, TARGET, SCALE = "loss", "labels", "loss_scale"
-IR_VERSION = 10  # the first with metadata of nodes
 
 
 def differentiate(

@@ -20,7 +20,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.errors import ModelError
-from onnxremat.grad.assembly import named, needed, require_free
+from onnxremat.grad.assembly import IR_VERSION, named, needed, require_free
 from onnxremat.grad.description import KEY as DESCRIPTION
 from onnxremat.grad.description import StepSignature, Variable
 from onnxremat.grad.optimizers import Optimizer, Update
@@ -31,7 +31,6 @@ from onnxremat.graph.onnx_io import to_model
 
 KEY = "onnxremat.update"
 RATE, SHARE = "learning_rate", "gradient_share"
-IR_VERSION = 10  # the first with metadata of nodes
 
 
 @dataclass(frozen=True)
