@@ -251,7 +251,7 @@ def in_words(row: dict[str, Any]) -> str:
 
 def row_oracles(folder: Path) -> None:
     """1F1B / fast-forwarding / ZB-H1 with F = B = W = 1, and what auto reaches."""
-    from onnxremat.workers.pipelines.pipeline import Pipeline
+    from onnxremat.workers.pipeline import Pipeline
     from onnxremat.workers.pipelines.replay import carry_out
     from onnxremat.workers.pipelines.schedules import named
     from onnxremat.workers.pipelines.search import best_order

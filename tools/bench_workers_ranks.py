@@ -152,7 +152,7 @@ def _rank_pipeline(ranks: Any, folder: Path, options: dict[str, Any]) -> list[di
 
 def _one_step(trainer: Any, ranks: Any, batch: Any) -> tuple[float, Any]:
     """Seconds of the micro-batches of a step, and their schedule with what each part took."""
-    from onnxremat.workers.pipelines.pipeline import Pipeline, W
+    from onnxremat.workers.pipeline import Pipeline, W
     from onnxremat.workers.pipelines.replay import carry_out
     from onnxremat.workers.pipelines.stages import grouped
     from onnxremat.workers.sums.layers import J

@@ -18,7 +18,7 @@ from onnxremat.report.suffix import check_suffix
 
 if TYPE_CHECKING:
     from onnxremat.report.pages.ranks_page import Shown
-    from onnxremat.workers.pipelines.pipeline import Pipeline
+    from onnxremat.workers.pipeline import Pipeline
     from onnxremat.workers.pipelines.projection import Grid
     from onnxremat.workers.pipelines.replay import Replay
 
@@ -116,7 +116,7 @@ def command(
     from onnxremat.graph.atomic import check_writable
     from onnxremat.report.pages.ranks_page import Shown
     from onnxremat.report.pipelines import pipeline_chart, pipeline_facts
-    from onnxremat.workers.pipelines.pipeline import Pipeline
+    from onnxremat.workers.pipeline import Pipeline
     from onnxremat.workers.pipelines.projection import Grid
 
     voice = Voice(as_json, quiet)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxremat.grad.description import (
-        Training,
+        StepSignature,
         Variable,
         Weight,
         is_step,
@@ -45,7 +45,7 @@ __all__ = [
     "MeanSquaredError",
     "Optimizer",
     "Settings",
-    "Training",
+    "StepSignature",
     "Variable",
     "Weight",
     "differentiate",
@@ -59,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "description": (
-        "Training", "Variable", "Weight", "is_step", "training_of", "updated_inputs",
+        "StepSignature", "Variable", "Weight", "is_step", "training_of", "updated_inputs",
     ),
     "losses": (
         "AbsoluteError", "BinaryCrossEntropy", "CrossEntropy", "Dice", "Huber", "Loss",

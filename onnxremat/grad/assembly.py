@@ -15,6 +15,7 @@ from onnxremat.grad.tape import Tape
 from onnxremat.graph.ir import Op
 
 # Operators whose outputs from the second on may be left out.
+IR_VERSION = 10  # of what is made: the first with metadata of nodes
 OPTIONAL = frozenset(
     {
         "BatchNormalization", "Dropout", "GRU", "LSTM", "LayerNormalization", "MaxPool", "RNN",

@@ -58,7 +58,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Training:
+class StepSignature:
     """The signature of a training graph.
 
     Attributes:
@@ -145,7 +145,7 @@ class Training:
         return json.dumps({"version": 1, **asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str) -> Training:
+    def from_json(cls, text: str) -> StepSignature:
         """The reverse of :meth:`to_json`.
 
         Raises:
@@ -177,7 +177,7 @@ def is_step(model: onnx.ModelProto) -> bool:
     return any(entry.key == KEY for entry in model.metadata_props)
 
 
-def training_of(model: onnx.ModelProto) -> Training:
+def training_of(model: onnx.ModelProto) -> StepSignature:
     """The description in a model's metadata.
 
     Raises:
@@ -185,7 +185,7 @@ def training_of(model: onnx.ModelProto) -> Training:
     """
     for entry in model.metadata_props:
         if entry.key == KEY:
-            return Training.from_json(entry.value)
+            return StepSignature.from_json(entry.value)
     raise ModelError(
         "the model is not a training graph",
         why=f"its metadata has no '{KEY}'",

@@ -9,10 +9,10 @@ import onnx
 from onnx import helper
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.assembly import named, needed
+from onnxremat.grad.assembly import IR_VERSION, named, needed
 from onnxremat.grad.control.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.control.sized_at_run import sized_at_run
-from onnxremat.grad.description import Training
+from onnxremat.grad.description import StepSignature
 from onnxremat.grad.exported.at_rest import at_rest
 from onnxremat.grad.exported.restored import Restored
 from onnxremat.grad.exported.unfold import apply_restored
@@ -26,7 +26,7 @@ from onnxremat.grad.update import wide_of
 from onnxremat.graph.ir import Graph
 from onnxremat.graph.onnx_io import to_model
 
-OPSET, IR_VERSION = 18, 10
+OPSET = 18
 
 
 def prediction_graph(
@@ -93,7 +93,7 @@ def _info(graph: Graph, name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
 
 
-def loss_for(about: Training) -> Loss:
+def loss_for(about: StepSignature) -> Loss:
     """The loss of a training step, with its settings.
 
     Raises:

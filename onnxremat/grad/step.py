@@ -13,11 +13,11 @@ from onnx import helper
 
 import onnxremat.grad.rules  # noqa: F401  (registers the rules)
 from onnxremat.errors import TrainingWarning, UsageError
-from onnxremat.grad.assembly import named, needed, require_free, zeros_of
+from onnxremat.grad.assembly import IR_VERSION, named, needed, require_free, zeros_of
 from onnxremat.grad.constants import Constants
 from onnxremat.grad.control.run_sizes import RunSizes, same_for_all
 from onnxremat.grad.control.sized_at_run import sized_at_run
-from onnxremat.grad.description import KEY, Training, Variable
+from onnxremat.grad.description import KEY, StepSignature, Variable
 from onnxremat.grad.dropout import COUNTER, is_dropping, with_counted_masks, without_dropout
 from onnxremat.grad.engine import Backward, Walk, dependents
 from onnxremat.grad.exported.parameters import (
@@ -52,7 +52,6 @@ from onnxremat.graph.weights import check_sizes
 from onnxremat.ort import blocks
 
 LOSS, TARGET, SCALE = "loss", "labels", "loss_scale"
-IR_VERSION = 10  # the first with metadata of nodes
 
 
 def differentiate(
@@ -464,10 +463,10 @@ class _Builder:
             frame.metadata_props.add(key=UPDATE, value=pack(self.update))
         return frame
 
-    def _description(self, inputs: Sequence[str]) -> Training:
+    def _description(self, inputs: Sequence[str]) -> StepSignature:
         s, ours = self.settings, {*self.inputs}
         gradients = () if self.optimizer else tuple((n, f"{n}.grad") for n in self.parameters)
-        return Training(
+        return StepSignature(
             loss=self.loss,
             data=tuple(name for name in inputs if name not in ours),
             target=self.target,

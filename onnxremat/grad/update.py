@@ -20,9 +20,9 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.errors import ModelError
-from onnxremat.grad.assembly import named, needed, require_free
+from onnxremat.grad.assembly import IR_VERSION, named, needed, require_free
 from onnxremat.grad.description import KEY as DESCRIPTION
-from onnxremat.grad.description import Training, Variable
+from onnxremat.grad.description import StepSignature, Variable
 from onnxremat.grad.optimizers import Optimizer, Update
 from onnxremat.grad.scaling import LossScale, all_finite, kept_unless, square_sum
 from onnxremat.grad.tape import Shape, Tape
@@ -31,7 +31,6 @@ from onnxremat.graph.onnx_io import to_model
 
 KEY = "onnxremat.update"
 RATE, SHARE = "learning_rate", "gradient_share"
-IR_VERSION = 10  # the first with metadata of nodes
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def update_graph(
             gradients[name] = t.mul(each.input, t.cast(SHARE, each.kept))
         made, states = emit_updates(t, optimizer, gradients, clip, scale=scale)
     require_free(states, sums)
-    about = Training(
+    about = StepSignature(
         parameters=tuple(Variable(name, f"{name}.next", "model") for name in made),
         states=tuple(Variable(name, f"{name}.next", "zeros") for name in states),
         gradients=tuple((name, each.input) for name, each in sums.items()),
@@ -152,7 +151,7 @@ def update_graph(
     return _assembled(t, {f"{name}.next": value for name, value in (made | states).items()}, about)
 
 
-def _assembled(t: Tape, results: Mapping[str, str], about: Training) -> onnx.ModelProto:
+def _assembled(t: Tape, results: Mapping[str, str], about: StepSignature) -> onnx.ModelProto:
     inputs = [*(v.input for v in about.variables), *(g for _, g in about.gradients), RATE, SHARE]
     ops, outputs = named(t, t.ops, results)
     ops = needed(ops, outputs)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import onnx
 
 from onnxremat.errors import ModelError
 from onnxremat.graph.ir import Graph
@@ -62,24 +65,25 @@ class Asked:
                 raise ModelError("there is no time to see what is fused of it")
             here, before = graph.readers, whole.readers
             return {n for n in known or () if len(here.get(n, ())) >= len(before.get(n, ()))}
-        return lasting_tensors(to_model(graph), self.prepared.folder)
+        model, folder = to_model(graph), self.prepared.folder
+        return set(self.prepared.answers.left_of(model, lambda: lasting_tensors(model, folder)))
 
-    def executed(self, graph: Graph) -> list[str]:
+    def executed(self, graph: Graph) -> Sequence[str]:
         """Executed order; the listed one for models too slow to try out, and without time. Which
         buffers are taken over does not change it."""
         slow = self.prepared.costs.total > SLOW or no_time(self.prepared, self.log)
         if self.prepared.feeds is None or slow:
             return [op.name for op in graph.ops]
-        options = self.prepared.default
-        if opening(graph) > BRIEF:
-            ran = self._ran(graph, replace(options, reuse=False))
-        else:
-            ran = self._ran(graph, options)
+        brief = opening(graph) <= BRIEF
+        default = self.prepared.default
+        options = default if brief else replace(default, reuse=False)
+        model = to_model(graph)
+        order, ran = self.prepared.answers.run_of(model, lambda: self._ran(graph, model, options))
+        if brief and ran is not None:
             self.last = graph, ran
-        return [kernel.name for kernel in ran.kernels]
+        return order
 
-    def _ran(self, graph: Graph, options: Options) -> Profile:
+    def _ran(self, graph: Graph, model: onnx.ModelProto, options: Options) -> Profile:
         prepared = self.prepared
         assert prepared.feeds is not None
-        bound = given_memory(graph)
-        return profiled(to_model(graph), prepared.feeds, options, prepared.folder, bound)
+        return profiled(model, prepared.feeds, options, prepared.folder, given_memory(graph))

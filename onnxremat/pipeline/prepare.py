@@ -166,11 +166,12 @@ def for_planning(
     asked, settings = settings.target, replace(settings, target=made.target)
     lean = unsplit.lean
     settings = replace(settings, **(lean.settings if lean else {}))
+    original = unsplit.baseline.outputs if unsplit.baseline else None
     if settings.split_batch:
         # Afterwards, so that parts share weights that are made from others (with a normalisation
         # folded in).
         log("splitting the batch")
-        graph = in_parts(graph, settings.split_batch, feeds, folder, outputs)
+        graph = in_parts(graph, settings.split_batch, feeds, folder, outputs, original)
         assert feeds is not None  # or there were no parts
         listed = graph = with_measured_shapes(graph, to_model(graph), feeds, folder)
         require_shapes(graph)
@@ -178,7 +179,6 @@ def for_planning(
     graph = base_order(graph, listed, settings.fixed_order, policy)
     if settings.fission:
         log("computing regions in parts")
-        original = unsplit.baseline.outputs if unsplit.baseline else None
         graph = in_regions(graph, settings.fission, feeds, folder, outputs, original)
         graph = with_shapes_hidden(graph) if settings.hide_shapes else graph
     costs, measured = priced(graph, feeds, settings, unsplit, log, whole)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from onnxremat.graph.batch import batched_inputs
 from onnxremat.graph.ir import Graph
 from onnxremat.ort.profile import Feeds, Profile
 from onnxremat.ort.session import DEFAULT, TUNED, Options
+from onnxremat.pipeline.answers import Answers
 from onnxremat.pipeline.floor import Floor
 from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.unsplit import Unsplit, known_of
@@ -48,6 +49,7 @@ class Prepared:
         optimising: seconds that this took, and putting in order; as long does each part of it.
         passing: seconds that the original took to be opened, run under the meter and looked at.
         parting: how the forward pass of a step is in parts, None where it is whole.
+        answers: what onnxruntime was asked about graphs of it already.
     """
 
     unsplit: Unsplit
@@ -65,6 +67,7 @@ class Prepared:
     optimising: float = 0.0
     passing: float = 0.0
     parting: Parting | None = None
+    answers: Answers = field(default_factory=Answers, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -127,7 +130,7 @@ class Prepared:
             self.unsplit, source=nothing, feeds=None, baseline=None, made=made, graph=nothing,
             listed=nothing, measured=self.unsplit.peak, forward=None, lean=None,
         )  # fmt: skip
-        return replace(self, unsplit=unsplit, outputs=None)
+        return replace(self, unsplit=unsplit, outputs=None, answers=Answers())
 
     @cached_property
     def reduced(self) -> Reduced:

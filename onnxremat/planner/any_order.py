@@ -57,7 +57,7 @@ class AnyOrder:
     more: bool = True
 
     @cached_property
-    def climb(self) -> Portfolio:
+    def portfolio(self) -> Portfolio:
         """With such cuts, in the base order where an interval says nothing else."""
         order = self.incumbent.problem.store_all()
         return Portfolio.of(self.incumbent, order, self.options, chained=True)
@@ -71,7 +71,7 @@ class AnyOrder:
         incumbent, share = self.incumbent, TUNING.first
         if placed is not None:
             share, incumbent.tied = TUNING.several, True
-            self.more = self.climb.lazy.places.add(placed, 1, placing=False)
+            self.more = self.portfolio.lazy.places.add(placed, 1, placing=False)
         if self.more and incumbent.problem.ops < TUNING.pace * incumbent.limit:
             self._run(share * incumbent.limit, beside=placed is not None)
 
@@ -103,10 +103,10 @@ class AnyOrder:
             else:
                 incumbent.tell(stage)
 
-        part.progress, climb = tell, self.climb
-        climb.work_for(part)
-        with climb.beside(bool) if beside else nullcontext():
+        part.progress, portfolio = tell, self.portfolio
+        portfolio.work_for(part)
+        with portfolio.beside(bool) if beside else nullcontext():
             while self.more and not part.over():
                 if part.little_left:
                     part.limit = min(part.limit, part.elapsed + TUNING.brief * incumbent.limit)
-                self.more = climb.round() or part.stopped()
+                self.more = portfolio.round() or part.stopped()

@@ -1,9 +1,9 @@
 """Models as MPS and LP files for solvers elsewhere.
 
-MPS is the free format; products of columns go to the sections QMATRIX (both triangles, objective
-x^T Q x / 2) and QCMATRIX (rows, x^T Q x). Gurobi, SCIP and CPLEX take all of it. HiGHS reads
-QMATRIX but solves it for continuous columns only, and refuses QCMATRIX. In LP files the constant of
-the objective is a column fixed to 1, which every reader takes.
+MPS is the free format; products of columns in the objective go to the section QMATRIX (both
+triangles, x^T Q x / 2). Gurobi, SCIP and CPLEX take all of it. HiGHS reads QMATRIX but solves it
+for continuous columns only. In LP files the constant of the objective is a column fixed to 1, which
+every reader takes.
 """
 
 from __future__ import annotations
@@ -107,20 +107,16 @@ def _mps_products(model: Model) -> Iterator[str]:
     labels = model.labels
     if model.quadratic_cost:
         yield "QMATRIX"
-        for (i, j), q in _symmetric(model.quadratic_cost, 1.0).items():
-            yield f" {labels[i]} {labels[j]} {q!r}"
-    for row, terms in model.quadratic_rows.items():
-        yield f"QCMATRIX r{row}"
-        for (i, j), q in _symmetric(terms, 0.5).items():
+        for (i, j), q in _symmetric(model.quadratic_cost).items():
             yield f" {labels[i]} {labels[j]} {q!r}"
 
 
-def _symmetric(terms: list[tuple[int, int, float]], share: float) -> dict[tuple[int, int], float]:
-    """Entries of the symmetric Q; ``share`` of a product goes to each triangle."""
+def _symmetric(terms: list[tuple[int, int, float]]) -> dict[tuple[int, int], float]:
+    """Entries of the symmetric Q, which the objective has half of."""
     entries: dict[tuple[int, int], float] = {}
     for i, j, q in terms:
         for key in ((i, j), (j, i)):
-            entries[key] = entries.get(key, 0.0) + share * q
+            entries[key] = entries.get(key, 0.0) + q
     return entries
 
 
@@ -129,7 +125,7 @@ def lp_lines(model: Model) -> Iterator[str]:
     yield f"\\ {model.name}"
     yield "Minimize"
     objective = _linear([(j, c) for j, c in enumerate(model.cost) if c], model)
-    quadratic = _products(model.quadratic_cost, model, 2.0)
+    quadratic = _products(model)
     constant = f" + {model.offset!r} constant" if model.offset else ""
     products = f" + [ {quadratic} ] / 2" if quadratic else ""
     nothing = f"0 {next(iter(model.labels), 'constant')}"
@@ -138,11 +134,7 @@ def lp_lines(model: Model) -> Iterator[str]:
     start, index, value = (array.tolist() for array in model.matrix())
     for row in range(model.rows):
         a, b = start[row], start[row + 1]
-        left = _linear(list(zip(index[a:b], value[a:b], strict=True)), model)
-        terms = model.quadratic_rows.get(row)
-        if terms:
-            left += f" + [ {_products(terms, model, 1.0)} ]"
-        left = left or nothing
+        left = _linear(list(zip(index[a:b], value[a:b], strict=True)), model) or nothing
         lower, upper = model.row_lower[row], model.row_upper[row]
         if lower == upper:
             yield f" r{row}: {left} = {upper!r}"
@@ -173,11 +165,12 @@ def _linear(terms: list[tuple[int, float]], model: Model) -> str:
     return " ".join(f"{'-' if a < 0 else '+'} {abs(a)!r} {model.labels[j]}" for j, a in terms)
 
 
-def _products(terms: list[tuple[int, int, float]], model: Model, factor: float) -> str:
-    """Products inside brackets; SCIP wants no leading plus and no blank before the exponent."""
+def _products(model: Model) -> str:
+    """Twice the products of the objective, as inside brackets; SCIP wants no leading plus and no
+    blank before the exponent."""
     parts = []
-    for i, j, q in terms:
+    for i, j, q in model.quadratic_cost:
         a, b = model.labels[i], model.labels[j]
         body = f"{a} ^2" if i == j else f"{a} * {b}"
-        parts.append(f"{'-' if q < 0 else '+'} {abs(factor * q)!r} {body}")
+        parts.append(f"{'-' if q < 0 else '+'} {abs(2.0 * q)!r} {body}")
     return " ".join(parts).removeprefix("+ ")

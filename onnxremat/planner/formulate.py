@@ -99,16 +99,16 @@ def formulate(
             return _runs(made, found.sequence)
 
         return Formulated(name, made.model, made.unit, schedule, fixed, staged=True)
-    fleet = xengine.build(lists.problem, budgets, linear=name == "xengine-linear")
+    made = xengine.build(lists.problem, budgets, linear=name == "xengine-linear")
 
     def all_fixed(found: Schedule) -> Fixed | None:
-        chosen = fleet.columns_of(found)
+        chosen = made.columns_of(found)
         if chosen is None:
             return None
-        whole = np.flatnonzero(fleet.model.integer).tolist()
+        whole = np.flatnonzero(made.model.integer).tolist()
         return {column: float(column in chosen) for column in whole}
 
-    return Formulated(name, fleet.model, fleet.unit, fleet.schedule, all_fixed, staged=True)
+    return Formulated(name, made.model, made.unit, made.schedule, all_fixed, staged=True)
 
 
 def check_for_devices(name: str) -> None:

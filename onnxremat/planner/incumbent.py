@@ -21,11 +21,28 @@ from onnxremat.planner.semantics import bytes_of, ledger, peaks, seconds
 from onnxremat.planner.solution import Certificate, Solution, Status
 
 NO_LIMIT = 1 << 62  # bytes of a device without a limit
-WORTH = 5e-3  # share of the reference time that a moved first run must gain
-SLIGHT = 1.5e-3  # share of it that no other order gains for which none is looked at
 SLACK = 1e-9  # relative rounding of sums of seconds
-PATIENCE = 4  # times the limit, on a busy machine, until nothing found is nothing found
 SAME = 1e-12  # relative difference of sums of seconds that is none
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What an answer has to gain.
+
+    Attributes:
+        worth: share of the reference time that schedules in another order must gain where the order
+            that is left has a bound: it is lost with it.
+        slight: share of it that no other order gains for which none is looked at (README's U-Net
+            step: planned in 3 s, 22 without; the same plan).
+        patience: times the limit, on a busy machine, until nothing found is nothing found.
+    """
+
+    worth: float = 5e-3
+    slight: float = 1.5e-3
+    patience: float = 4.0
+
+
+TUNING = Tuning()
 
 
 @dataclass
@@ -133,7 +150,7 @@ class Incumbent:
         busy: until a schedule is found, those do that the processor worked."""
         spent = self.elapsed
         if self.best is None and not self.clock.counted:
-            spent = min(spent, max(spent / PATIENCE, process_time() - self.used))
+            spent = min(spent, max(spent / TUNING.patience, process_time() - self.used))
         return spent
 
     @property
@@ -185,7 +202,7 @@ class Incumbent:
             gains = kept.time - moved.time
             proven = max(0.0, self.ordered.seconds - self.free.seconds)
             beats = moved.time < self.ordered.seconds
-            return moved if beats or gains > min(proven, WORTH * self.total) else kept
+            return moved if beats or gains > min(proven, TUNING.worth * self.total) else kept
 
     @property
     def value(self) -> float:
@@ -221,7 +238,7 @@ class Incumbent:
     @property
     def little_left(self) -> bool:
         """No order, by what is proven of all, gains enough to be looked at."""
-        most = max(self.gap, SLIGHT) * self.total
+        most = max(self.gap, TUNING.slight) * self.total
         return self.value - self.free.seconds <= most
 
     @property

@@ -104,7 +104,7 @@ def solve(
             return incumbent.solution()
     else:
         orders = [problem.store_all()]
-    _climb(incumbent, lists, options, orders)
+    _run_portfolios(incumbent, lists, options, orders)
     return incumbent.solution()
 
 
@@ -211,24 +211,24 @@ def _other_orders(incumbent: Incumbent, lists: ProblemLists) -> list[list[int]]:
     return [order for order in orders if order != base]
 
 
-def _placed(incumbent: Incumbent, climbs: Sequence[Portfolio]) -> Portfolio:
+def _placed(incumbent: Incumbent, portfolios: Sequence[Portfolio]) -> Portfolio:
     """The order on several devices in which the best placement can be made to fit at least cost."""
-    best, least = climbs[0], inf
-    for climb in climbs:
+    best, least = portfolios[0], inf
+    for portfolio in portfolios:
         if incumbent.over():
             break
-        part = incumbent.part(any_order=True, order=tuple(climb.named))
-        climb.work_for(part)
-        climb.place()
-        climb.work_for(incumbent)
+        part = incumbent.part(any_order=True, order=tuple(portfolio.named))
+        portfolio.work_for(part)
+        portfolio.place()
+        portfolio.work_for(incumbent)
         if part.best is not None:
             incumbent.offer(part.best.schedule, part.best.planner)
         if part.value < least:
-            best, least = climb, part.value
+            best, least = portfolio, part.value
     return best
 
 
-def _climb(
+def _run_portfolios(
     incumbent: Incumbent, lists: ProblemLists, options: PlanOptions, orders: list[list[int]]
 ) -> None:
     """Greedy repair where there is a choice of orders, then the whole portfolio on the best."""
@@ -238,32 +238,34 @@ def _climb(
     from onnxremat.planner.other_orders import in_other_orders
     from onnxremat.planner.portfolio import Portfolio
 
-    climbs = [Portfolio.of(incumbent, order, options) for order in orders]
+    portfolios = [Portfolio.of(incumbent, order, options) for order in orders]
     several = incumbent.problem.devices > 1
     if incumbent.parallel and several:
-        climbs[0].listed()
+        portfolios[0].listed()
         _bound_makespan(incumbent, lists, options)
     if several and not (incumbent.parallel and incumbent.best is not None):
         others = _other_orders(incumbent, lists)
-        climbs += [Portfolio.of(incumbent, order, options) for order in others]
-    best = climbs[0]
-    if not (several or len(climbs) > 1 or options.method.rung):
+        portfolios += [Portfolio.of(incumbent, order, options) for order in others]
+    best = portfolios[0]
+    if not (several or len(portfolios) > 1 or options.method.rung):
         best.begin()
     anyhow = None
     if not (incumbent.parallel or incumbent.fixed_order or options.method.rung):
         anyhow = AnyOrder(incumbent, options)
     if several and anyhow is not None:
-        best = _placed(incumbent, climbs)
-    elif len(climbs) > 1:
-        for climb in climbs:
-            climb.greedy(quick=several)
+        best = _placed(incumbent, portfolios)
+    elif len(portfolios) > 1:
+        for portfolio in portfolios:
+            portfolio.greedy(quick=several)
         if incumbent.parallel and several:
-            climbs[1].listed()
-        best = max(climbs, key=lambda climb: climb.merit)
+            portfolios[1].listed()
+        best = max(portfolios, key=lambda portfolio: portfolio.merit)
     incumbent.follow(best.named)
     if anyhow is not None and not incumbent.closed and best.lazy.tied_at_first:
         anyhow.begin(best.last if several else None)
     if not (incumbent.closed or (several and incumbent.elsewhere)):
         best.run(options.method.rung)
     if anyhow is not None:
-        in_other_orders(best, [climb for climb in climbs if climb is not best], options, anyhow)
+        in_other_orders(
+            best, [portfolio for portfolio in portfolios if portfolio is not best], options, anyhow
+        )

@@ -50,8 +50,8 @@ def smallest_budget(
     time_limit, fixed_order, stop = options.seconds, options.fixed_order, options.stop
     clock = options.clock()
     begin = clock.now()
-    wiring = ProblemLists(problem)
-    need = largest_need(wiring, fixed_order=fixed_order)
+    lists = ProblemLists(problem)
+    need = largest_need(lists, fixed_order=fixed_order)
 
     def halted(share: float = 1.0) -> bool:
         late = clock.now() > begin + share * time_limit
@@ -63,7 +63,7 @@ def smallest_budget(
     best, sequence = peak(problem, problem.store_all()), problem.store_all()
     orders = [sequence]
     if not fixed_order and best > need.bytes:
-        found = best_order(wiring, 0.1 * time_limit, enough=need.bytes, stop=halted, clock=clock)
+        found = best_order(lists, 0.1 * time_limit, enough=need.bytes, stop=halted, clock=clock)
         if found.order != sequence:
             orders.insert(0, found.order)
     for order in orders:

@@ -1,8 +1,8 @@
 """A small sparse mixed-integer model: what formulations write and solver back ends read.
 
-Minimise ``offset + cost.x + sum q x_i x_j`` subject to ``lower <= A x (+ quadratic) <= upper`` on
-rows and bounds on columns. Formulations append columns and rows one by one; back ends take the
-compressed arrays. Nothing here knows a solver.
+Minimise ``offset + cost.x + sum q x_i x_j`` subject to ``lower <= A x <= upper`` and bounds on
+columns. Formulations append columns and rows one by one; back ends take the compressed arrays.
+Nothing here knows a solver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Model:
         labels: column names (empty until a formulation asks for them), else ``x0, x1, ...``.
         row_lower, row_upper: one entry per row.
         quadratic_cost: terms ``(i, j, q)`` of the objective.
-        quadratic_rows: row -> terms ``(i, j, q)`` added to its left-hand side.
     """
 
     name: str = "model"
@@ -41,7 +40,6 @@ class Model:
     row_lower: list[float] = field(default_factory=list)
     row_upper: list[float] = field(default_factory=list)
     quadratic_cost: list[tuple[int, int, float]] = field(default_factory=list)
-    quadratic_rows: dict[int, list[tuple[int, int, float]]] = field(default_factory=dict)
     _start: list[int] = field(default_factory=lambda: [0])
     _index: list[int] = field(default_factory=list)
     _value: list[float] = field(default_factory=list)
@@ -59,7 +57,7 @@ class Model:
     @property
     def quadratic(self) -> bool:
         """True when any product of columns appears."""
-        return bool(self.quadratic_cost or self.quadratic_rows)
+        return bool(self.quadratic_cost)
 
     def binary(self, cost: float = 0.0, label: str = "") -> int:
         """Append a 0/1 column and return its index."""
@@ -88,9 +86,8 @@ class Model:
         terms: Iterable[tuple[int, float]],
         lower: float = -inf,
         upper: float = inf,
-        quadratic: list[tuple[int, int, float]] | None = None,
     ) -> int:
-        """Append ``lower <= sum a x_j (+ quadratic) <= upper`` and return its index.
+        """Append ``lower <= sum a x_j <= upper`` and return its index.
 
         Each column may appear once in ``terms``.
         """
@@ -101,12 +98,10 @@ class Model:
         self._start.append(len(index))
         self.row_lower.append(lower)
         self.row_upper.append(upper)
-        if quadratic:
-            self.quadratic_rows[row] = quadratic
         return row
 
     def cut_back(self, rows: int) -> None:
-        """Drop the rows appended after the first ``rows`` (linear ones)."""
+        """Drop the rows appended after the first ``rows``."""
         del self._start[rows + 1 :], self.row_lower[rows:], self.row_upper[rows:]
         del self._index[self._start[-1] :], self._value[self._start[-1] :]
 
@@ -148,8 +143,6 @@ class Model:
         activity = np.zeros(self.rows)
         owner = np.repeat(np.arange(self.rows), np.diff(start))
         np.add.at(activity, owner, value * point[index])
-        for row, terms in self.quadratic_rows.items():
-            activity[row] += sum(q * float(point[i] * point[j]) for i, j, q in terms)
         worst = 0.0
         for bad in (
             np.asarray(self.row_lower) - activity,

@@ -38,7 +38,7 @@ class Order:
 
 
 def best_order(
-    wiring: ProblemLists,
+    lists: ProblemLists,
     seconds: float = 1.0,
     *,
     enough: int = 0,
@@ -51,20 +51,20 @@ def best_order(
         enough: bytes at which a smaller peak is no longer of use.
         stop: polled; True ends the search with the best order so far.
     """
-    problem, until = wiring.problem, clock.now() + seconds
+    problem, until = lists.problem, clock.now() + seconds
     starts = [list(range(problem.ops))]
     best, order = peak(problem, starts[0]), starts[0]
-    bound = largest_need(wiring).bytes
+    bound = largest_need(lists).bytes
     for make in (_breadth_first, _greedy, _depth_first, _depth_first_reversed):
         if best <= max(enough, bound) or clock.now() > until or (stop and stop()):
             break
-        other = make(wiring)
+        other = make(lists)
         bytes_ = peak(problem, other)
         if bytes_ < best:
             best, order = bytes_, other
     while bound < best and best > enough:
         limit = max(enough, (best + bound) // 2 if best > 1.002 * bound else best - 1)
-        answer = _Threshold(wiring, limit, until, stop, clock).search()
+        answer = _Threshold(lists, limit, until, stop, clock).search()
         if isinstance(answer, str):
             break
         if answer is None:
@@ -75,53 +75,53 @@ def best_order(
     return Order(order, best, min(bound, best))
 
 
-def late_order(wiring: ProblemLists) -> list[int]:
+def late_order(lists: ProblemLists) -> list[int]:
     """The base order with ops put off as long as that raises memory nowhere.
 
     Seen from the end, where all is turned round: an op takes what it reads, unless something later
     reads it too, and gives what it writes. One that gives no less is run at once.
     """
-    size, keep, readers = wiring.size[0], wiring.keep, wiring.readers
-    waiting = [len(row) for row in wiring.after]
+    size, keep, readers = lists.size[0], lists.keep, lists.readers
+    waiting = [len(row) for row in lists.after]
     needed = set[int]()
     open_ = [op for op, count in enumerate(waiting) if count == 0]  # ascending
     order = list[int]()
 
     def gives(op: int) -> bool:
-        made = sum(size[v] for v in wiring.writes[op] if readers[v] and not keep[v])
-        taken = sum(size[v] for v in set(wiring.reads[op]) if v not in needed and not keep[v])
+        made = sum(size[v] for v in lists.writes[op] if readers[v] and not keep[v])
+        taken = sum(size[v] for v in set(lists.reads[op]) if v not in needed and not keep[v])
         return taken <= made
 
     while open_:
         op = next((op for op in reversed(open_) if gives(op)), open_[-1])
         open_.remove(op)
         order.append(op)
-        needed.update(wiring.reads[op])
-        for earlier in wiring.before[op]:
+        needed.update(lists.reads[op])
+        for earlier in lists.before[op]:
             waiting[earlier] -= 1
             if waiting[earlier] == 0:
                 insort(open_, earlier)
     return order[::-1]
 
 
-def _breadth_first(wiring: ProblemLists) -> list[int]:
-    return first_come(wiring.before, wiring.after)
+def _breadth_first(lists: ProblemLists) -> list[int]:
+    return first_come(lists.before, lists.after)
 
 
-def _depth_first(wiring: ProblemLists, *, last_input_first: bool = False) -> list[int]:
+def _depth_first(lists: ProblemLists, *, last_input_first: bool = False) -> list[int]:
     """Post-order from the sinks."""
-    sinks = [op for op, row in enumerate(wiring.after) if not row]
-    before = wiring.before if last_input_first else [row[::-1] for row in wiring.before]
+    sinks = [op for op, row in enumerate(lists.after) if not row]
+    before = lists.before if last_input_first else [row[::-1] for row in lists.before]
     return as_left(before, sinks[::-1])
 
 
-def _depth_first_reversed(wiring: ProblemLists) -> list[int]:
-    return _depth_first(wiring, last_input_first=True)
+def _depth_first_reversed(lists: ProblemLists) -> list[int]:
+    return _depth_first(lists, last_input_first=True)
 
 
-def _greedy(wiring: ProblemLists) -> list[int]:
+def _greedy(lists: ProblemLists) -> list[int]:
     """Always the ready op with the least growth, then the least peak."""
-    run = _Memory(wiring)
+    run = _Memory(lists)
     order = []
     while run.ready:
         op = min(run.ready, key=lambda v: (run.growth(v), run.during(v), v))
@@ -133,15 +133,15 @@ def _greedy(wiring: ProblemLists) -> list[int]:
 class _Memory:
     """Live bytes and ready ops of a partial order, with undo."""
 
-    def __init__(self, wiring: ProblemLists) -> None:
-        self.wiring = wiring
-        size, keep, readers = wiring.size[0], wiring.keep, wiring.readers
-        self._new = [sum(size[v] for v in row if keep[v] or readers[v]) for row in wiring.writes]
-        self._freed = [[(v, size[v]) for v in row if not keep[v]] for row in wiring.reads]
-        self.left = [len(row) for row in wiring.readers]
-        self.waiting = [len(row) for row in wiring.before]
+    def __init__(self, lists: ProblemLists) -> None:
+        self.lists = lists
+        size, keep, readers = lists.size[0], lists.keep, lists.readers
+        self._new = [sum(size[v] for v in row if keep[v] or readers[v]) for row in lists.writes]
+        self._freed = [[(v, size[v]) for v in row if not keep[v]] for row in lists.reads]
+        self.left = [len(row) for row in lists.readers]
+        self.waiting = [len(row) for row in lists.before]
         self.ready = {op for op, count in enumerate(self.waiting) if count == 0}
-        self.live = wiring.problem.resident
+        self.live = lists.problem.resident
         self.done = 0
 
     def growth(self, op: int) -> int:
@@ -154,34 +154,34 @@ class _Memory:
 
     def during(self, op: int) -> int:
         """Bytes in use while ``op`` runs next."""
-        wiring = self.wiring
-        use = self.live + wiring.work[0][op] + sum(wiring.size[0][v] for v in wiring.writes[op])
-        for value in wiring.inplace[op]:
+        lists = self.lists
+        use = self.live + lists.work[0][op] + sum(lists.size[0][v] for v in lists.writes[op])
+        for value in lists.inplace[op]:
             if self.left[value] == 1:
-                return use - wiring.size[0][value]
+                return use - lists.size[0][value]
         return use
 
     def step(self, op: int) -> None:
         """Run ``op``."""
         self.live += self.growth(op)
-        for value in self.wiring.reads[op]:
+        for value in self.lists.reads[op]:
             self.left[value] -= 1
         self.ready.discard(op)
         self.done |= 1 << op
-        for later in self.wiring.after[op]:
+        for later in self.lists.after[op]:
             self.waiting[later] -= 1
             if self.waiting[later] == 0:
                 self.ready.add(later)
 
     def undo(self, op: int) -> None:
         """Take back the latest run."""
-        for later in self.wiring.after[op]:
+        for later in self.lists.after[op]:
             if self.waiting[later] == 0:
                 self.ready.discard(later)
             self.waiting[later] += 1
         self.done &= ~(1 << op)
         self.ready.add(op)
-        for value in self.wiring.reads[op]:
+        for value in self.lists.reads[op]:
             self.left[value] += 1
         self.live -= self.growth(op)
 
@@ -190,12 +190,12 @@ class _Threshold:
     """Depth-first search for an order within ``limit`` bytes."""
 
     def __init__(
-        self, wiring: ProblemLists, limit: int, until: float, stop: Callable[[], bool] | None,
+        self, lists: ProblemLists, limit: int, until: float, stop: Callable[[], bool] | None,
         clock: Clock,
     ) -> None:  # fmt: skip
-        self.run, self.limit, self.until, self.stop = _Memory(wiring), limit, until, stop
+        self.run, self.limit, self.until, self.stop = _Memory(lists), limit, until, stop
         self.clock = clock
-        self.ops = wiring.problem.ops
+        self.ops = lists.problem.ops
         self.visited: set[int] = set()
 
     def search(self) -> list[int] | str | None:

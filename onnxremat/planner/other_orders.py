@@ -38,16 +38,16 @@ TUNING = Tuning()
 
 
 def in_other_orders(
-    climb: Portfolio, others: Sequence[Portfolio], options: PlanOptions, anyhow: AnyOrder
+    portfolio: Portfolio, others: Sequence[Portfolio], options: PlanOptions, anyhow: AnyOrder
 ) -> None:
     """Go on from where one order ended.
 
     Args:
-        climb: in that order, optimal in it or with a quicker schedule of another.
+        portfolio: in that order, optimal in it or with a quicker schedule of another.
         others: in orders that were put back for that one.
         anyhow: cuts that hold for every order.
     """
-    incumbent, pays, others, fresh = climb.incumbent, 1.0, list(others), True
+    incumbent, pays, others, fresh = portfolio.incumbent, 1.0, list(others), True
     while incumbent.tied and incumbent.best is not None and not incumbent.stopped():
         if incumbent.little_left:
             anyhow.go_on()  # a moment of it
@@ -58,28 +58,30 @@ def in_other_orders(
             anyhow.go_on()
             continue
         if settled and others:
-            climb = _listed(climb, others.pop())
+            portfolio = _listed(portfolio, others.pop())
         elif settled and incumbent.elapsed > TUNING.late * incumbent.limit:
             return
         elif settled or incumbent.elsewhere:
             part = min(TUNING.share * incumbent.elapsed, TUNING.most * incumbent.limit)
-            found = _loosened(climb, pays * part)
+            found = _loosened(portfolio, pays * part)
             if found is not None:
                 incumbent.offer(found, "annealing")
             moved = incumbent.moved
             if moved is not None and incumbent.elsewhere:
                 pays = TUNING.again
                 incumbent.follow(moved.schedule.first_runs)
-                climb = Portfolio.of(incumbent, list(incumbent.order), options)
-                climb.tried = len(climb.tuning.depths)  # repair from store-all is of no use by now
+                portfolio = Portfolio.of(incumbent, list(incumbent.order), options)
+                portfolio.tried = len(
+                    portfolio.tuning.depths
+                )  # repair from store-all is of no use by now
             elif incumbent.closed:
                 return
-        climb.run()  # in the same order, where what was found last is in that
+        portfolio.run()  # in the same order, where what was found last is in that
 
 
-def _listed(climb: Portfolio, other: Portfolio) -> Portfolio:
+def _listed(portfolio: Portfolio, other: Portfolio) -> Portfolio:
     """The one of two that goes on: the other where something quicker is found in its order."""
-    incumbent = climb.incumbent
+    incumbent = portfolio.incumbent
     limit = min(incumbent.limit, (1 + TUNING.listed) * incumbent.elapsed)
     part = incumbent.part(any_order=True, order=tuple(other.named), limit=limit)
 
@@ -94,7 +96,7 @@ def _listed(climb: Portfolio, other: Portfolio) -> Portfolio:
     trial.run()
     found = part.kept
     if found is None or found.time >= incumbent.target:
-        return climb
+        return portfolio
     incumbent.follow(part.order)
     incumbent.offer(found.schedule, found.planner)
     incumbent.raise_bound(part.ordered.seconds, part.ordered.kind, any_order=False)
@@ -103,14 +105,14 @@ def _listed(climb: Portfolio, other: Portfolio) -> Portfolio:
     return trial
 
 
-def _loosened(climb: Portfolio, patience: float) -> Schedule | None:
+def _loosened(portfolio: Portfolio, patience: float) -> Schedule | None:
     """A schedule in any order, quicker than the best one by more than the gap: by walks from that,
     until they have found nothing for so many seconds."""
-    incumbent = climb.incumbent
+    incumbent = portfolio.incumbent
     part, best = incumbent.part(any_order=True), incumbent.best
     assert best is not None
     part.offer(best.schedule, best.planner)
-    other, last = replace(climb, incumbent=part, start=None), [part.elapsed, part.value]
+    other, last = replace(portfolio, incumbent=part, start=None), [part.elapsed, part.value]
 
     def settled() -> bool:
         if part.value < last[1]:

@@ -56,7 +56,7 @@ class Tuning:
 TUNING = Tuning()
 
 
-class Climb(Protocol):
+class Owner(Protocol):
     """What the runs are a part of; it takes what they find."""
 
     incumbent: Incumbent
@@ -78,19 +78,19 @@ class Walks:
     """The runs of one thread.
 
     Attributes:
-        climb: whose runs they are.
+        portfolio: whose runs they are.
         search: of this thread.
         done: True ends the run at hand.
     """
 
-    climb: Climb
+    portfolio: Owner
     search: Search
     done: Callable[[], bool]
     tuning: Tuning = TUNING
     crossings: Crossings = field(init=False)
 
     def __post_init__(self) -> None:
-        seed, tuning = self.climb.options.seed, self.tuning
+        seed, tuning = self.portfolio.options.seed, self.tuning
         self.crossings = Crossings(self.search, seed)
         self._random = np.random.default_rng(seed)
         self._seconds = 1.0 + 0.002 * self.search.ops  # of a run afresh
@@ -99,7 +99,7 @@ class Walks:
 
     def each(self) -> Iterator[None]:
         """Make one run after the other, until the planner or ``done`` ends them."""
-        incumbent, alone = self.climb.incumbent, self.search.devices == 1
+        incumbent, alone = self.portfolio.incumbent, self.search.devices == 1
         while not (incumbent.over() or self.done()):
             incumbent.clock.spend(1)  # where there is nothing to start from, too
             if incumbent.left < 2.5 * self._seconds:
@@ -114,12 +114,12 @@ class Walks:
     @property
     def rounds(self) -> bool:
         """There are continuous solutions to start from."""
-        alone = self.search.devices == 1 and not self.climb.incumbent.parallel
-        return alone and self.tuning.rounded > 0 and bool(self.climb.lazy.points)
+        alone = self.search.devices == 1 and not self.portfolio.incumbent.parallel
+        return alone and self.tuning.rounded > 0 and bool(self.portfolio.lazy.points)
 
     def _afresh(self) -> Iterator[None]:
         """From the best, hot enough to leave it; then near what that found."""
-        incumbent, known = self.climb.incumbent, self.climb.incumbent.value
+        incumbent, known = self.portfolio.incumbent, self.portfolio.incumbent.value
         self._run(None, self._seconds)
         yield
         if incumbent.value < known and not incumbent.parallel:
@@ -129,20 +129,20 @@ class Walks:
     def _from_rounded(self) -> Iterator[None]:
         tuning = self.tuning
         for _ in range(tuning.rounded):
-            start = self.climb.lazy.rounded(self._random)
+            start = self.portfolio.lazy.rounded(self._random)
             if start is not None:
-                part = min(tuning.rounding * self.search.ops, 0.1 * self.climb.incumbent.left)
+                part = min(tuning.rounding * self.search.ops, 0.1 * self.portfolio.incumbent.left)
                 self._run(start, part, next(self._warm))
             yield
 
     def _from_solutions(self) -> Iterator[None]:
-        for schedule in self.climb.lazy.read:
+        for schedule in self.portfolio.lazy.read:
             self._run(schedule, self.tuning.short * self._seconds, next(self._cools))
             yield
 
     def _from_crossings(self) -> Iterator[None]:
         for _ in range(self.tuning.crossed):
-            self.crossings.add(self.climb.best())
+            self.crossings.add(self.portfolio.best())
             start = self.crossings.draw()
             if start is not None:
                 part = min(self._seconds, self.tuning.crossing * self.search.ops)
@@ -150,6 +150,6 @@ class Walks:
             yield
 
     def _run(self, start: Schedule | None, seconds: float, heat: float | None = None) -> None:
-        found = self.climb.anneal(self.search, seconds, self.done, heat, start)
+        found = self.portfolio.anneal(self.search, seconds, self.done, heat, start)
         if self.search.devices == 1 and start is not None:
             self.crossings.add(found)

@@ -14,7 +14,7 @@ from rich.text import Text
 from onnxremat.graph.atomic import atomic
 from onnxremat.report.chrome_trace import Event, named_thread, save_trace
 from onnxremat.report.suffix import check_suffix
-from onnxremat.workers.pipelines.pipeline import KINDS
+from onnxremat.workers.pipeline import KINDS
 from onnxremat.workers.pipelines.replay import Replay, Seconds
 
 STYLES = {

@@ -20,7 +20,7 @@ def weights_table(weights: Sequence[Weight], every: bool = False) -> RenderableT
     """A row per initializer; those that differ only in the numbers in their names share one.
 
     Args:
-        weights: of :class:`onnxremat.grad.Training`.
+        weights: of :class:`onnxremat.grad.StepSignature`.
         every: a row for each.
     """
     table = plain_table()

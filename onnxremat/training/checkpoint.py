@@ -7,14 +7,14 @@ from pathlib import Path
 from zlib import crc32
 
 from onnxremat.errors import ModelError
-from onnxremat.grad.description import Training
+from onnxremat.grad.description import StepSignature
 from onnxremat.training.progress import Progress
 
 FROZEN, VERSION = "frozen", "version"
 WRITTEN = "1"  # the version
 
 
-def facts_of(about: Training, progress: Progress, rows: int, gathers: int) -> dict[str, str]:
+def facts_of(about: StepSignature, progress: Progress, rows: int, gathers: int) -> dict[str, str]:
     """For the file.
 
     Args:
@@ -26,7 +26,7 @@ def facts_of(about: Training, progress: Progress, rows: int, gathers: int) -> di
 
 
 def progress_in(
-    path: Path, facts: Mapping[str, str], about: Training, rows: int, gathers: int
+    path: Path, facts: Mapping[str, str], about: StepSignature, rows: int, gathers: int
 ) -> Progress:
     """How far the run was.
 
@@ -59,7 +59,7 @@ def progress_in(
         raise ModelError(f"{path} does not say how far the run was", why=str(error)) from error
 
 
-def _frozen(about: Training) -> str:
+def _frozen(about: StepSignature) -> str:
     """One mark of all that a step holds for good."""
     marks = sorted(f"{row.name} {row.mark}" for row in about.weights if row.mark)
     return f"{crc32(chr(10).join(marks).encode()):08x}"

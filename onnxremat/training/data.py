@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.description import Training
+from onnxremat.grad.description import StepSignature
 from onnxremat.limits import at_least
 from onnxremat.ort.arrays import BROKEN, read_arrays
 from onnxremat.ort.binding import check_elements, check_names
@@ -206,7 +206,7 @@ def _blamed(what: str) -> Iterator[None]:
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def read_by(about: Training, types: Types, data: AnyBatches, where: str = "") -> AnyBatches:
+def read_by(about: StepSignature, types: Types, data: AnyBatches, where: str = "") -> AnyBatches:
     """Data as a step reads them: checked, and of arrays only those that are its inputs.
 
     Raises:
@@ -217,7 +217,7 @@ def read_by(about: Training, types: Types, data: AnyBatches, where: str = "") ->
     return cast(AnyBatches, read)
 
 
-def check_arrays(about: Training, types: Types, data: Batches, where: str = "") -> None:
+def check_arrays(about: StepSignature, types: Types, data: Batches, where: str = "") -> None:
     """Fail before the first step where arrays do not suit a training step.
 
     Args:
@@ -283,7 +283,7 @@ def _check_rows(shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
 
 
 def _of_class_axis(
-    about: Training, name: str, given: Sequence[int], wanted: Sequence[int]
+    about: StepSignature, name: str, given: Sequence[int], wanted: Sequence[int]
 ) -> str:  # fmt: skip
     """A hint where labels are those of PyTorch's class axis, and the step takes the last one."""
     other = name == about.target and about.classes and about.loss_settings.get("axis") is None
@@ -295,7 +295,7 @@ def _of_class_axis(
     )
 
 
-def check_batch(about: Training, batch: Batch, types: Types) -> None:
+def check_batch(about: StepSignature, batch: Batch, types: Types) -> None:
     """Fail before a step on a batch that is not one of the step's.
 
     Raises:
@@ -321,7 +321,7 @@ def check_batch(about: Training, batch: Batch, types: Types) -> None:
     check_labels(about, batch)
 
 
-def check_labels(about: Training, batch: Batch, where: str = "") -> None:
+def check_labels(about: StepSignature, batch: Batch, where: str = "") -> None:
     """Raises:
     UsageError: a label is no class (a negative one would count from the end).
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxremat.device.machine import Device
 from onnxremat.errors import UnsupportedError
-from onnxremat.grad.description import Training
+from onnxremat.grad.description import StepSignature
 from onnxremat.ort.providers import CPU, CUDA, of_names, open_with
 from onnxremat.ort.session import TUNED, Options, model_source, session_options
 from onnxremat.rewrite.pins import PREFIX as PIN
@@ -57,6 +57,6 @@ def session_of(step: Serial, opening: Opening) -> Any:
     return open_light(step.file, step.content, made, chosen, search)
 
 
-def _bound_outputs(about: Training) -> list[str]:
+def _bound_outputs(about: StepSignature) -> list[str]:
     """Outputs that the trainer gives memory for."""
     return [*about.updates.values(), *([about.loss] if about.loss else []), *about.outputs]

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from onnxremat.device.machine import Device
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad.description import Training, Variable, is_step, training_of
+from onnxremat.grad.description import StepSignature, Variable, is_step, training_of
 from onnxremat.grad.exported.frozen import check_frozen, mark
 from onnxremat.grad.exported.marks import first_of
 from onnxremat.grad.exported.restored import Restored
@@ -289,7 +289,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, tuple[tuple[int, ...], np.d
     return found
 
 
-def check_kind(about: Training, accumulate: int | None, gathers: bool) -> None:
+def check_kind(about: StepSignature, accumulate: int | None, gathers: bool) -> None:
     if about.share:
         raise UsageError("this is the update of a training step", hint="give the step itself")
     if not about.optimizer:
@@ -338,7 +338,7 @@ class Serial:
     """
 
     content: bytes
-    about: Training
+    about: StepSignature
     devices: bool
     planned: bool
     folder: Path | None

@@ -14,7 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from onnxremat.errors import ModelError, UsageError
-from onnxremat.grad.description import Training, training_of
+from onnxremat.grad.description import StepSignature, training_of
 from onnxremat.grad.dropout import COUNTER
 from onnxremat.grad.exported.at_rest import at_rest
 from onnxremat.grad.exported.frozen import check_frozen
@@ -102,7 +102,7 @@ class Trainer:
     ) -> None:
         step = self._open(graph, PIN if options is None else "")
         require_block(step.model)
-        self.training: Training = training_of(step.model)
+        self.training: StepSignature = training_of(step.model)
         update = update_of(step.model)
         check_kind(self.training, accumulate, update is not None)
         self.rate = rate if isinstance(rate, Schedule) else Schedule(rate)
@@ -171,7 +171,7 @@ class Trainer:
             if name not in self._held.arrays and self._holds(name):
                 self._held.arrays[name] = first.of(variable, *types[name])
 
-    def _bound(self, session: Any, about: Training) -> BoundSession:
+    def _bound(self, session: Any, about: StepSignature) -> BoundSession:
         results = [about.loss, *about.outputs] if about.loss else []
         return BoundSession(session, self._held, about.updates, results)
 

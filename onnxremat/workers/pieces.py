@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxremat.grad.description import Training
+from onnxremat.grad.description import StepSignature
 from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.subgraph import subgraph
@@ -103,7 +103,7 @@ class Piece:
 def cut(
     graph: Graph,
     parts: Mapping[Any, Sequence[Op]],
-    about: Training,
+    about: StepSignature,
     again: Mapping[Any, Sequence[Op]] | None = None,
 ) -> dict[Any, Piece]:
     """Parts as graphs.

@@ -141,6 +141,9 @@ case("Det", normal(2, 2, 4, 4))
 case("Det", normal(2, 1, 1))
 case("Det", normal(2, 2))
 case("Det", np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [0.5, 1.0, -1.0]]))  # of rank 2
+for _shape in ((4, 4), (2, 3, 2, 2)):
+    _x = normal(*_shape) + 2 * np.eye(_shape[-1])
+    case("Inverse", _x, domain="com.microsoft", exact=False)
 case("Einsum", normal(2, 3), equation="ij->j")
 case("Einsum", normal(2, 3), equation="ij->ji")
 case("Einsum", normal(2, 3), normal(2, 4), equation="ab,ac->c")

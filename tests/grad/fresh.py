@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from onnxremat.grad import Training, differentiate, training_of
+from onnxremat.grad import StepSignature, differentiate, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.state import FirstValues, input_types
@@ -97,7 +97,7 @@ def _run(
 
 
 def _right(
-    about: Training,
+    about: StepSignature,
     gradients: Mapping[str, np.ndarray],
     want: Mapping[str, np.ndarray],
     rounding: Mapping[str, float],

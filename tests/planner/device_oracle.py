@@ -96,12 +96,12 @@ class _RandomWalk:
         self.steps: list[Step] = []
         self.there: list[set[int]] = [set() for _ in range(problem.devices)]
         self.ran: set[int] = set()
-        self.wiring = ProblemLists(problem.skeleton)
+        self.lists = ProblemLists(problem.skeleton)
         self.group: dict[int, int] = {}
         while len(self.ran) < problem.ops:
             ready = [
                 op for op in range(problem.ops)
-                if op not in self.ran and all(b in self.ran for b in self.wiring.before[op])
+                if op not in self.ran and all(b in self.ran for b in self.lists.before[op])
             ]  # fmt: skip
             for _ in range(draw.choice([0, 0, 1, 2])):
                 self._extra()
@@ -119,7 +119,7 @@ class _RandomWalk:
         return Schedule(tuple(self.steps), tuple(hold))
 
     def _extra(self) -> None:
-        again = [op for op in sorted(self.ran) if self.wiring.recomputable[op]]
+        again = [op for op in sorted(self.ran) if self.lists.recomputable[op]]
         if again and self.draw.random() < 0.5:
             self._run(self.draw.choice(again))
             return
@@ -140,10 +140,10 @@ class _RandomWalk:
             able = [d for d in able if d == self.group[group]]
         self.draw.shuffle(able)
         for device in able:
-            if all(self._bring(value, device) for value in self.wiring.reads[op]):
+            if all(self._bring(value, device) for value in self.lists.reads[op]):
                 self.steps.append(Step(op, device))
                 first = op not in self.ran
-                made = [u for u in self.wiring.writes[op] if first or not self.wiring.keep[u]]
+                made = [u for u in self.lists.writes[op] if first or not self.lists.keep[u]]
                 self.there[device].update(made)
                 self.ran.add(op)
                 if group >= 0:

@@ -47,7 +47,7 @@ def begun(problem: Problem, budgets: int | list[int]) -> Incumbent:
     """What cuts that hold for every order find and prove, however many ops they leave free."""
     made = Incumbent.of(problem, budgets, WORK)
     anyhow = AnyOrder(made, WORK)
-    anyhow.climb.lazy.places.tuning = Tuning(loose=1.0)
+    anyhow.portfolio.lazy.places.tuning = Tuning(loose=1.0)
     anyhow.begin()
     return made
 

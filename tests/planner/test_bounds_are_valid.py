@@ -48,11 +48,11 @@ def budgets(problem: Problem) -> list[int]:
 
 
 def both_spans(
-    wiring: ProblemLists, cuts: list[int], splits: list[Split] | None = None
+    lists: ProblemLists, cuts: list[int], splits: list[Split] | None = None
 ) -> list[Spans]:
     """The cuts for the base order, and for any order where they allow that."""
-    free = free_spans(wiring, cuts)
-    both = [fixed_spans(wiring.problem.ops, cuts), *([] if free is None else [free])]
+    free = free_spans(lists, cuts)
+    both = [fixed_spans(lists.problem.ops, cuts), *([] if free is None else [free])]
     return [with_splits(spans, splits or []) for spans in both]
 
 
@@ -69,13 +69,13 @@ def drawn_splits(ops: int, cuts: list[int], seed: int, many: int) -> list[Split]
 
 
 def just_enough(
-    wiring: ProblemLists, span: Spans, many: int
+    lists: ProblemLists, span: Spans, many: int
 ) -> Iterator[tuple[CutModel, list[int]]]:
     """Random sequences, each with the model whose budget is its own peak."""
     for which in range(many):
-        sequence = random_sequence(wiring.problem, which, fixed_order=not span.any_order)
-        whole = without_unread(wiring, Schedule.of(wiring.problem, sequence))
-        made = build(wiring, span, [peak(wiring.problem, whole)])
+        sequence = random_sequence(lists.problem, which, fixed_order=not span.any_order)
+        whole = without_unread(lists, Schedule.of(lists.problem, sequence))
+        made = build(lists, span, [peak(lists.problem, whole)])
         yield made, list(whole.sequence)
 
 
@@ -109,19 +109,19 @@ def test_solve_against_exact_optimum(seed: int, fixed_order: bool) -> None:
 @pytest.mark.parametrize("seed", seeds(120, 36))
 def test_every_sequence_is_a_point_of_the_relaxation(seed: int) -> None:
     problem = random_problem(seed, 9)
-    wiring = ProblemLists(problem)
+    lists = ProblemLists(problem)
     for k in range(1, 4):
         cuts = sorted({(seed * 7 + 3 * i) % problem.ops for i in range(k)})
         sequence = random_sequence(problem, seed)
-        made = build(wiring, fixed_spans(problem.ops, cuts), [peak(problem, sequence)])
+        made = build(lists, fixed_spans(problem.ops, cuts), [peak(problem, sequence)])
         point = project(made, sequence)
         assert made.model.violation(point) < EPS
         assert made.seconds(made.model.objective(point)) <= seconds(problem, sequence) + EPS
-        spans = free_spans(wiring, cuts)
+        spans = free_spans(lists, cuts)
         if spans is None:
             continue
         loose = random_sequence(problem, seed + 1, fixed_order=False)
-        made = build(wiring, spans, [peak(problem, loose)])
+        made = build(lists, spans, [peak(problem, loose)])
         point = project(made, loose)
         assert made.model.violation(point) < EPS
         assert made.seconds(made.model.objective(point)) <= seconds(problem, loose) + EPS
@@ -130,16 +130,16 @@ def test_every_sequence_is_a_point_of_the_relaxation(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_cut_optimum_is_a_lower_bound(seed: int) -> None:
     problem = random_problem(seed, 6)
-    wiring = ProblemLists(problem)
+    lists = ProblemLists(problem)
     for budget in budgets(problem)[:3]:
         for fixed_order in (True, False):
             exact = optimum(problem, budget, fixed_order=fixed_order)
             for cuts in ([2], [1, 3], [3, 4], [1, 2, 3, 4, 5]):
-                spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(wiring, cuts)
+                spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(lists, cuts)
                 if spans is None:
                     continue
                 spans = with_splits(spans, drawn_splits(problem.ops, cuts, seed, 4))
-                made = build(wiring, spans, [budget])
+                made = build(lists, spans, [budget])
                 result, _ = minimise(made.model, Limits(seconds=LONG))
                 if result.outcome is Outcome.INFEASIBLE:
                     assert exact == inf
@@ -186,15 +186,15 @@ def test_cuts_at_second_runs_hold_for_every_sequence(seed: int) -> None:
 def test_path_rows_hold_for_every_sequence(seed: int) -> None:
     """Rows that some random point breaks: no sequence breaks them."""
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
-    wiring, rng = ProblemLists(problem), np.random.default_rng(seed)
+    lists, rng = ProblemLists(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
     broken = 0
-    for span in both_spans(wiring, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
-        made = build(wiring, span, [peak(problem, problem.store_all())])
+    for span in both_spans(lists, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
+        made = build(lists, span, [peak(problem, problem.store_all())])
         points = rng.random((20, made.model.columns)) ** 3
         paths = [path for point in points for _, path in violated(made, point, 0.1)]
         broken += len(paths)
-        for made, sequence in just_enough(wiring, span, 25):
+        for made, sequence in just_enough(lists, span, 25):
             assert set(add_paths(made, paths)) <= set(paths)
             assert made.model.violation(project(made, sequence)) < EPS
     assert broken > 0
@@ -204,16 +204,16 @@ def test_path_rows_hold_for_every_sequence(seed: int) -> None:
 def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
     """Rows that some random point breaks: no sequence breaks them."""
     problem = random_problem(seed, 12, kept=0.08, frozen=0.1)
-    wiring, rng = ProblemLists(problem), np.random.default_rng(seed)
+    lists, rng = ProblemLists(problem), np.random.default_rng(seed)
     cuts = sorted(rng.choice(problem.ops - 1, size=4, replace=False).tolist())
     broken = 0
-    for span in both_spans(wiring, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
-        made = build(wiring, span, [largest_need(wiring).bytes // 3])
+    for span in both_spans(lists, cuts, drawn_splits(problem.ops, cuts, seed, seed % 3)):
+        made = build(lists, span, [largest_need(lists).bytes // 3])
         points = rng.random((20, made.model.columns)) ** 3
         rows = Holds(made)
         holds = [hold for point in points for _, hold in rows.violated(point, 0.01, 4)]
         broken += len(holds)
-        for made, sequence in just_enough(wiring, span, 40):
+        for made, sequence in just_enough(lists, span, 40):
             assert set(Holds(made).add(holds)) <= set(holds)
             assert made.model.violation(project(made, sequence)) < EPS
     assert broken > 0
@@ -221,8 +221,8 @@ def test_hold_rows_hold_for_every_sequence(seed: int) -> None:
 
 def test_hold_rows_of_a_budget_of_nothing() -> None:
     """A device that is not to be used: shares of its budget warned on stderr."""
-    wiring = ProblemLists(random_problem(0, 12, kept=0.08, frozen=0.1))
-    made = build(wiring, fixed_spans(12, [3, 6, 9]), [0])
+    lists = ProblemLists(random_problem(0, 12, kept=0.08, frozen=0.1))
+    made = build(lists, fixed_spans(12, [3, 6, 9]), [0])
     with np.errstate(divide="raise"):
         assert Holds(made).violated(np.ones(made.model.columns), 0.01, 4)
 
@@ -231,18 +231,18 @@ def test_hold_rows_of_a_budget_of_nothing() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_tightened_relaxation_is_a_lower_bound(seed: int, fixed_order: bool) -> None:
     problem = random_problem(seed, 6, plain=bool(seed % 2))
-    wiring = ProblemLists(problem)
+    lists = ProblemLists(problem)
     for budget in budgets(problem)[1:4]:
         exact = optimum(problem, budget, fixed_order=fixed_order)
         cuts = [1, 2, 3, 4]
-        spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(wiring, cuts)
+        spans = fixed_spans(problem.ops, cuts) if fixed_order else free_spans(lists, cuts)
         if spans is None:
             continue
-        made = build(wiring, spans, [budget])
+        made = build(lists, spans, [budget])
         relaxed = tighten(made, [], Limits(seconds=LONG))
         if relaxed is not None:
             assert made.seconds(relaxed.bound) <= exact + EPS
-            again = build(wiring, spans, [budget])  # the rows that are left give what they gave
+            again = build(lists, spans, [budget])  # the rows that are left give what they gave
             more = tighten(again, relaxed.rows, Limits(seconds=LONG))
             assert more is not None
             assert made.seconds(relaxed.bound) - EPS <= made.seconds(more.bound) <= exact + EPS

@@ -57,8 +57,8 @@ def test_the_best_of_several_orders_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     for seed in (5, 13, 14, 22, 28):
         problem, took = random_problem(seed, 120), list[float]()
         full = Schedule.of(problem, problem.store_all())
-        for tries in (1, deletion.TRIES):
-            monkeypatch.setattr(deletion, "TRIES", tries)
+        for tries in (1, deletion.TUNING.tries):
+            monkeypatch.setattr(deletion, "TUNING", deletion.TUNING._replace(tries=tries))
             search = Search(ProblemLists(problem), [int(0.7 * peak(problem, full.sequence))])
             found = search.fit(full, float("inf"), lambda: False, 2, 1.0)
             assert found is not None

@@ -277,8 +277,8 @@ def test_xengine_is_never_better_and_equal_where_memory_is_no_matter(seed: int) 
     )
     copy = 0.2 * np.broadcast_to(base.size, (2, 2, base.values)) + 0.1
     problem = on_devices(base, Devices(cost, copy))
-    wiring = ProblemLists(base)
-    low, high = largest_need(wiring).bytes, 10**6
+    lists = ProblemLists(base)
+    low, high = largest_need(lists).bytes, 10**6
     for budget in (low + seed % 5, high):
         made = xengine.build(problem, [budget] * 2, linear=True)
         staged = HIGHS.solve(made.model, Limits(seconds=LONG))

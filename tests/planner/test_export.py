@@ -28,8 +28,8 @@ SEED, SHARE = 24, 2  # recomputation is needed, and every relaxation is fraction
 def made(name: str, ops: int = 5) -> tuple[Formulated, float]:
     """A formulation of a small problem, and its optimum in model units."""
     problem = random_problem(SEED, ops)
-    wiring = ProblemLists(problem)
-    found = formulate(wiring, [budget_of(problem, SHARE)], name)
+    lists = ProblemLists(problem)
+    found = formulate(lists, [budget_of(problem, SHARE)], name)
     best = SOLVERS["highs"].solve(found.model, Limits(20)).objective
     assert best < inf
     return found, best
@@ -78,17 +78,17 @@ def test_products_of_two_devices_come_back(reader: str, suffix: str, tmp_path: P
 
 
 def square() -> Model:
-    """min -a - 4b + 4ab + 2bb with a + ab <= 1.5: optimum -2 at a = 0, b = 1."""
+    """min -a - 4b + 4ab + 2bb with a <= 1.5: optimum -2 at a = 0, b = 1."""
     model = Model("square")
     a, b = model.binary(-1.0, "a"), model.column(0.0, 2.0, -4.0, label="b")
-    model.row([(a, 1.0)], upper=1.5, quadratic=[(a, b, 1.0)])
+    model.row([(a, 1.0)], upper=1.5)
     model.quadratic_cost = [(a, b, 4.0), (b, b, 2.0)]
     return model
 
 
 @pytest.mark.parametrize("suffix", [".mps", ".lp"])
 @pytest.mark.parametrize("reader", QUADRATIC)
-def test_squares_and_products_in_rows(reader: str, suffix: str, tmp_path: Path) -> None:
+def test_squares_and_products(reader: str, suffix: str, tmp_path: Path) -> None:
     write_model(square(), tmp_path / f"m{suffix}")
     seen = QUADRATIC[reader](tmp_path / f"m{suffix}", tmp_path / "m.sol")
     assert seen.integers == 1
@@ -106,15 +106,11 @@ def test_where_there_is_nothing_to_decide(offset: float, tmp_path: Path) -> None
 
 
 def test_highs_refuses_what_it_cannot_solve(tmp_path: Path) -> None:
-    """The claim of the documentation: it reads QMATRIX but not QCMATRIX, and solves neither."""
+    """The claim of the documentation: it reads QMATRIX, and does not solve it."""
     highspy = pytest.importorskip("highspy")
-    write_model(square(), tmp_path / "rows.mps")
-    objective = square()
-    objective.quadratic_rows = {}
-    write_model(objective, tmp_path / "objective.mps")
+    write_model(square(), tmp_path / "objective.mps")
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
-    assert solver.readModel(str(tmp_path / "rows.mps")) == highspy.HighsStatus.kError
     assert solver.readModel(str(tmp_path / "objective.mps")) == highspy.HighsStatus.kOk
     solver.run()
     assert solver.getModelStatus() != highspy.HighsModelStatus.kOptimal

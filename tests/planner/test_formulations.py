@@ -30,11 +30,11 @@ from tests.planner.oracle import random_problem
 from tests.toolbox import seeds
 
 
-def all_formulations(wiring: ProblemLists, budget: int) -> dict[str, StageModel]:
-    one = wiring.problem
+def all_formulations(lists: ProblemLists, budget: int) -> dict[str, StageModel]:
+    one = lists.problem
     return {
-        "checkmate": checkmate.build(wiring, budget),
-        "retention": retention.build(wiring, budget, intervals=wiring.problem.ops),
+        "checkmate": checkmate.build(lists, budget),
+        "retention": retention.build(lists, budget, intervals=lists.problem.ops),
         "xengine": xengine.build(one, [budget]),
         "xengine-linear": xengine.build(one, [budget], linear=True),
     }
@@ -48,10 +48,10 @@ def budget_of(problem: Problem, seed: int) -> int:
 @pytest.mark.parametrize("seed", seeds(60, 24))
 def test_formulations_agree_with_the_exact_optimum(seed: int) -> None:
     problem = random_problem(seed, 5 + seed % 2)
-    wiring, budget = ProblemLists(problem), budget_of(problem, seed)
+    lists, budget = ProblemLists(problem), budget_of(problem, seed)
     exact = oracle.staged_optimum(problem, budget)
     assert oracle.optimum(problem, budget, fixed_order=True) <= exact
-    for name, made in all_formulations(wiring, budget).items():
+    for name, made in all_formulations(lists, budget).items():
         result = SOLVERS["highs"].solve(made.model, Limits(seconds=LONG))
         if exact == inf:
             assert result.outcome is Outcome.INFEASIBLE, name

@@ -248,7 +248,7 @@ def test_a_plan_that_is_nearly_within_the_budget_is_repaired_first(
     assert first.sequence is not None
     monkeypatch.setattr(ladder, "_rules", lambda *_: None)
     monkeypatch.setattr(ladder, "_other_orders", lambda *_: [])
-    monkeypatch.setattr(ladder, "_climb", lambda *_: None)
+    monkeypatch.setattr(ladder, "_run_portfolios", lambda *_: None)
     less = first.peak - 1
     assert solve(problem, less, asked(work=2000)).sequence is None
     again = solve(problem, less, asked(work=2000), first.sequence)

@@ -52,7 +52,7 @@ def test_both_threads_walk_once_cuts_have_ended(
         if threading.get_ident() not in seen:
             seen.add(threading.get_ident())
             walking.wait()  # for the other one
-        walks.climb.incumbent.begin -= 1e9  # time is up
+        walks.portfolio.incumbent.begin -= 1e9  # time is up
 
     monkeypatch.setattr(LazyCuts, "round", lambda _: False)
     monkeypatch.setattr(portfolio.Walks, "_run", run)

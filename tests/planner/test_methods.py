@@ -145,9 +145,9 @@ def test_staged_runs() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_sizes_are_known_before_building(name: str, seed: int) -> None:
     problem = random_problem(seed, 6 + seed % 3)
-    wiring = ProblemLists(problem)
-    model = formulate(wiring, [share(problem, 1.0)], name).model
-    assert columns(wiring, [share(problem, 1.0)], name) == model.columns
+    lists = ProblemLists(problem)
+    model = formulate(lists, [share(problem, 1.0)], name).model
+    assert columns(lists, [share(problem, 1.0)], name) == model.columns
 
 
 def test_large_models_are_refused_before_they_are_built() -> None:

@@ -154,9 +154,9 @@ def test_what_is_found_in_the_same_order_ends_nothing(
         ran.append(made.value)
         made.limit = 0.0
 
-    climb: Any = SimpleNamespace(incumbent=made, run=run)
+    portfolio: Any = SimpleNamespace(incumbent=made, run=run)
     anyhow: Any = SimpleNamespace(go_on=lambda: None)
-    other_orders.in_other_orders(climb, [], PlanOptions(), anyhow)
+    other_orders.in_other_orders(portfolio, [], PlanOptions(), anyhow)
     assert len(ran) == 1
     assert made.kept is not None
 
@@ -186,13 +186,13 @@ def test_an_order_that_was_put_back_is_taken_where_it_is_quicker(warm: None) -> 
     )  # fmt: skip
     wide, narrow = [0, 1, 2, 3, 4], [0, 2, 1, 3, 4]
     made = Incumbent.of(problem, 7, WORK)
-    climb, other = (Portfolio.of(made, order, WORK) for order in (wide, narrow))
-    climb.run("cuts")
+    portfolio, other = (Portfolio.of(made, order, WORK) for order in (wide, narrow))
+    portfolio.run("cuts")
     made.tied = True
     assert made.closed
     assert made.value == 7.0
-    better = other_orders._listed(climb, other)
-    assert better is not climb
+    better = other_orders._listed(portfolio, other)
+    assert better is not portfolio
     assert better.incumbent is better.lazy.incumbent is made
     assert (made.value, made.order, made.tied) == (5.0, tuple(narrow), True)
     # And back it is not left.

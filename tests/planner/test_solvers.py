@@ -102,16 +102,6 @@ def test_product_in_the_objective(name: str) -> None:
     assert result.point.round().tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize("name", ["scip", "gurobi"])
-def test_product_in_a_row(name: str) -> None:
-    model = Model()
-    a, b = model.binary(-1.0), model.binary(-1.0)
-    model.row([(a, 1.0)], upper=1.0, quadratic=[(a, b, 1.0)])
-    usable(name, model)
-    result = SOLVERS[name].solve(model, Limits(seconds=LONG))
-    assert result.objective == pytest.approx(-1)
-
-
 @pytest.mark.parametrize("name", list(SOLVERS))
 def test_infeasible(name: str) -> None:
     model = knapsack()

@@ -87,7 +87,7 @@ def test_cuts_are_thinned_where_more_take_too_long(monkeypatch: pytest.MonkeyPat
 
 
 class Recorded:
-    """A climb that notes where runs begin, and finds nothing."""
+    """A portfolio that notes where runs begin, and finds nothing."""
 
     def __init__(self, lazy: LazyCuts) -> None:
         self.lazy, self.incumbent, self.options = lazy, lazy.incumbent, lazy.options
@@ -107,15 +107,15 @@ class Recorded:
 def test_runs_begin_at_rounded_solutions_once_there_are_some() -> None:
     problem = small_transformer(4)
     lazy = placing(problem, 0.3)
-    climb = Recorded(lazy)
-    walks = Walks(climb, Search(lazy.lists, lazy.incumbent.budgets, free_order=True), bool)
+    portfolio = Recorded(lazy)
+    walks = Walks(portfolio, Search(lazy.lists, lazy.incumbent.budgets, free_order=True), bool)
     runs = walks.each()
     next(runs)
-    assert climb.runs == [(None, None)]
+    assert portfolio.runs == [(None, None)]
     lazy._place()
     for _ in islice(runs, 2 * TUNING.crossed + TUNING.rounded):
         pass
-    begun = [(start, heat) for start, heat in climb.runs[1:] if start is not None]
+    begun = [(start, heat) for start, heat in portfolio.runs[1:] if start is not None]
     assert len(begun) >= TUNING.rounded
     assert {heat for _, heat in begun} == set(TUNING.warm)
 
@@ -136,8 +136,8 @@ def test_first_runs_move_to_where_others_need_the_same(seed: int, warm: None) ->
     options = PlanOptions(work=400, threads=1, seed=seed)
     budget = int(0.55 * peak(problem, problem.store_all()))
     incumbent = Incumbent.of(problem, budget, options)
-    climb = Portfolio.of(incumbent, list(range(problem.ops)), options)
-    climb.greedy()
+    portfolio = Portfolio.of(incumbent, list(range(problem.ops)), options)
+    portfolio.greedy()
     assert incumbent.value > 1.2 * problem.reference
-    climb.walk(bool)
+    portfolio.walk(bool)
     assert incumbent.value == pytest.approx(problem.reference)

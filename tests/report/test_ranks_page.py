@@ -13,7 +13,7 @@ import pytest
 from onnxremat.errors import UsageError
 from onnxremat.report.pages import ranks_page
 from onnxremat.report.pages.ranks_page import Shown
-from onnxremat.workers.pipelines.pipeline import Pipeline
+from onnxremat.workers.pipeline import Pipeline
 from onnxremat.workers.pipelines.replay import carry_out
 from onnxremat.workers.pipelines.schedules import named
 from tests.conftest import ROOT

@@ -39,6 +39,7 @@ from onnxremat.workers.sums.data_parallel import APART, DataParallel, Shard
 from onnxremat.workers.sums.gathering import gathering
 from onnxremat.workers.sums.halves import halves_of
 from onnxremat.workers.sums.sharded import shares_of
+from tests.limits import LONG
 from tests.training import nets
 
 ROOT = Path(__file__).parents[2]
@@ -222,9 +223,7 @@ def test_all_end_when_one_is_killed(count: int, together: list[str], tmp_path: P
         ranks = {int(environment(pid)["PMI_RANK"]): pid for pid in mine if pid != run.pid}
         assert set(ranks) == set(range(count))
         os.kill(ranks[1], signal.SIGKILL)
-        begin = time.monotonic()
-        said = "".join(run.communicate())
-        assert time.monotonic() - begin < 10
+        said = "".join(run.communicate(timeout=LONG))  # else they wait for each other for ever
         assert run.returncode != 0
         assert "KILLED BY SIGNAL: 9" in said or "EXIT CODE: 9" in said
         assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()]

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.sums import tuning
 from onnxremat.workers.sums.exchange import (
     Measured,

@@ -22,7 +22,7 @@ from onnxremat.training.data import Arrays
 from onnxremat.training.state import Step
 from onnxremat.training.trainer import Trainer
 from onnxremat.workers.mpi import STARTED
-from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.pipelines.pipelined import PipelineParallel
 from onnxremat.workers.pipelines.schedules import NAMED
 from onnxremat.workers.pipelines.staged import Wanted, gathered

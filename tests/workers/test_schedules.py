@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from onnxremat.errors import InfeasibleError, OnnxrematError, UsageError
-from onnxremat.workers.pipelines.bound import lower_bound
-from onnxremat.workers.pipelines.pipeline import (
+from onnxremat.workers.pipeline import (
     B,
     F,
     Order,
@@ -22,6 +21,7 @@ from onnxremat.workers.pipelines.pipeline import (
     folded,
     modulo,
 )
+from onnxremat.workers.pipelines.bound import lower_bound
 from onnxremat.workers.pipelines.replay import carry_out, try_out
 from onnxremat.workers.pipelines.schedules import NAMED, SEVERAL, gpipe_apart, named
 from onnxremat.workers.pipelines.search import apart, best_order

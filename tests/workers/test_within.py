@@ -12,8 +12,8 @@ import pytest
 
 from onnxremat.errors import NoPlanError
 from onnxremat.graph.ir import Op
+from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.pipelines.again import Again, Stage
-from onnxremat.workers.pipelines.pipeline import B, F, Pipeline, W
 from onnxremat.workers.pipelines.pipelined import PipelineParallel
 from onnxremat.workers.pipelines.replay import Replay, carry_out
 from onnxremat.workers.pipelines.schedules import named

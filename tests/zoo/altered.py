@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnxremat.grad import Training, training_of
+from onnxremat.grad import StepSignature, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.grad.exported.marks import is_nameless
 from onnxremat.ort.session import Options, open_session, session_options
@@ -28,7 +28,7 @@ NOBODY = "(of no parameter)"
 NAMELESS = ("batch normalizations into convolutions", "PyTorch's older exporter stored")
 
 
-def untold(about: Training, lost: Iterable[str]) -> list[str]:
+def untold(about: StepSignature, lost: Iterable[str]) -> list[str]:
     """Parameters of which neither a warning nor the table of weights says anything."""
     if any(text in warning for warning in about.warnings for text in NAMELESS):
         return []
@@ -37,7 +37,7 @@ def untold(about: Training, lost: Iterable[str]) -> list[str]:
     return [n for n in lost if not re.search(rf"(?<![\w.]){re.escape(n)}(?![\w.]*\w)", said)]
 
 
-def computed(about: Training, foreign: Iterable[str]) -> tuple[list[str], list[str]]:
+def computed(about: StepSignature, foreign: Iterable[str]) -> tuple[list[str], list[str]]:
     """Of trained tensors with numbers of no parameter: those of which a warning says that the
     exporter may have computed them, and the others."""
     nameless = any(NAMELESS[1] in warning for warning in about.warnings)
@@ -45,7 +45,7 @@ def computed(about: Training, foreign: Iterable[str]) -> tuple[list[str], list[s
     return said, [text for text in foreign if text not in said]
 
 
-def partly(about: Training, off: Iterable[str]) -> list[str]:
+def partly(about: StepSignature, off: Iterable[str]) -> list[str]:
     """Parameters that are there, but of which a warning says that more was computed from them, as
     the first step of an unrolled recurrent layer is."""
     said = [text for text in about.warnings if "computed it from" in text]

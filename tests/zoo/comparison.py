@@ -12,7 +12,7 @@ import onnx
 import torch
 
 from onnxremat.errors import OnnxrematError
-from onnxremat.grad import Training, training_of
+from onnxremat.grad import StepSignature, training_of
 from onnxremat.grad.description import Variable
 from onnxremat.ort.session import Options, open_session, session_options
 from onnxremat.training.state import FirstValues, input_types
@@ -164,7 +164,9 @@ class Exported:
             if np.isin(norm.running_var.numpy(), held).all()
         ]
 
-    def feeds(self, about: Training, step: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
+    def feeds(
+        self, about: StepSignature, step: onnx.ModelProto, seed: int = 0
+    ) -> dict[str, np.ndarray]:
         """Data and target."""
         data = self.net.data(seed)
         made = {f"input{k}": x.numpy() for k, x in enumerate(data)}

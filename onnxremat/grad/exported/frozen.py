@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from onnxremat.errors import UsageError
-from onnxremat.grad.description import Training
+from onnxremat.grad.description import StepSignature
 
 
 def mark(value: np.ndarray) -> str:
@@ -22,7 +22,7 @@ def mark(value: np.ndarray) -> str:
 
 
 def check_frozen(
-    about: Training, mark_of: Callable[[str], str], *, named_alike: bool = False
+    about: StepSignature, mark_of: Callable[[str], str], *, named_alike: bool = False
 ) -> None:
     """What is given has the values that a step holds for good.
 

@@ -237,3 +237,10 @@ def determinant(call: Call) -> Cotangents:
     )
     signs = t.constant((-1.0) ** np.add.outer(np.arange(n), np.arange(n)), t.dtype(x))
     return [t.mul(dy, t.mul(t.op("Det", minors, shape=(*batch, n, n)), signs))]
+
+
+@vjp("Inverse", domain="com.microsoft", reads="y0")
+def inverse(call: Call) -> Cotangents:
+    """y = x**-1, x of shape [..., n, n]. dx = -y^T dy y^T."""
+    t, turned = call.tape, call.tape.swap_last(call.y)
+    return [t.neg(t.matmul(t.matmul(turned, call.dy), turned))]

@@ -24,12 +24,14 @@ def in_parts(
     feeds: Feeds | None,
     folder: Path | None,
     wanted: Mapping[str, Any] | None = None,
+    original: Mapping[str, Any] | None = None,
 ) -> Graph:
     """The graph with its batch in parts; see :func:`split_batch`.
 
     Args:
         feeds: inputs on which both graphs must give the same.
         wanted: what the whole gives for them, where that is known.
+        original: what the model as it came gives, likewise.
 
     Raises:
         UsageError: a training step, nothing to run on, or wrong parts.
@@ -40,13 +42,14 @@ def in_parts(
         raise UsageError(
             "a batch in parts is checked by running the model", hint="leave out --no-measure"
         )
+    known = wanted, original
     try:
         made = split_batch(graph, split, folder=folder)
-        return _checked(graph, made, feeds, folder, wanted)
+        return _checked(graph, made, feeds, folder, known)
     except UnsupportedError as error:
         try:  # a constant that is as long as the batch may be something else
             made = split_batch(graph, split, makes_batches=False, folder=folder)
-            return _checked(graph, made, feeds, folder, wanted)
+            return _checked(graph, made, feeds, folder, known)
         except UnsupportedError:
             raise error from None
 
@@ -56,9 +59,13 @@ def _checked(
     model: onnx.ModelProto,
     feeds: Feeds,
     folder: Path | None,
-    wanted: Mapping[str, Any] | None,
+    known: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None],
 ) -> Graph:
-    """The graph of a model in parts, which has to give what the whole does."""
+    """The graph of a model in parts, which has to give what the whole does.
+
+    Args:
+        known: ``wanted`` and ``original`` of :func:`against_whole`.
+    """
     try:
         made, found = run_parts(model, feeds, folder)
     except ModelError as error:
@@ -67,7 +74,7 @@ def _checked(
             where=f"onnxruntime: {error.why or error.what}",
             why="the batch size is in a constant, or rows depend on each other", hint=WHOLE,
         ) from error  # fmt: skip
-    one = against_whole(found, graph, feeds, folder, wanted)
+    one = against_whole(found, graph, feeds, folder, *known)
     if not one.ok:
         raise UnsupportedError(
             f"output '{one.output}' is another one with the batch in parts",

@@ -34,7 +34,7 @@ class _Full(Exception):  # noqa: N818 - control flow, never leaves this module
 
 class _Run:
     def __init__(self, problem: Problem, budget: int, *, stale: bool) -> None:
-        self.wiring = ProblemLists(problem)
+        self.lists = ProblemLists(problem)
         self.budget, self.stale = budget, stale
         self.live = problem.resident
         self.touched: dict[int, int] = {}  # value in memory -> step of its last use
@@ -46,7 +46,7 @@ class _Run:
     def sequence(self) -> list[int] | None:
         """The whole run, or None when the rule fails."""
         try:
-            for op in range(self.wiring.problem.ops):
+            for op in range(self.lists.problem.ops):
                 self.stage = op
                 self._run(op)
         except _Full:
@@ -57,17 +57,17 @@ class _Run:
         """Run ``wanted`` after remaking what it reads, depth first without recursion."""
         stack = [(wanted, False)]
         while stack:
-            if len(self.steps) > LONGEST * self.wiring.problem.ops:
+            if len(self.steps) > LONGEST * self.lists.problem.ops:
                 raise _Full
             op, pinned = stack.pop()
-            reads = self.wiring.reads[op]
+            reads = self.lists.reads[op]
             if not pinned:
                 for value in reads:
                     self.pinned[value] = self.pinned.get(value, 0) + 1
             missing = [value for value in reads if value not in self.touched]
             if missing:
-                maker = self.wiring.producer[missing[0]]
-                if not self.wiring.recomputable[maker]:
+                maker = self.lists.producer[missing[0]]
+                if not self.lists.recomputable[maker]:
                     raise _Full
                 stack += [(op, True), (maker, False)]
                 continue
@@ -76,24 +76,24 @@ class _Run:
                 self.pinned[value] -= 1
 
     def _execute(self, op: int) -> None:
-        wiring = self.wiring
-        for value in wiring.reads[op]:
+        lists = self.lists
+        for value in lists.reads[op]:
             self.touched[value] = len(self.steps)
-        new = [value for value in wiring.writes[op] if value not in self.touched]
+        new = [value for value in lists.writes[op] if value not in self.touched]
         self._drop_dead(op)
-        self._make_room(sum(wiring.size[0][value] for value in new) + wiring.work[0][op])
+        self._make_room(sum(lists.size[0][value] for value in new) + lists.work[0][op])
         for value in new:
             self.touched[value] = len(self.steps)
-            self.live += wiring.size[0][value]
+            self.live += lists.size[0][value]
         self.steps.append(op)
         self.ran.add(op)
 
     def _drop_dead(self, op: int) -> None:
         for value in list(self.touched):
-            readers = self.wiring.readers[value]
+            readers = self.lists.readers[value]
             if readers and readers[-1] >= self.stage:
                 continue
-            if not self.wiring.keep[value] and not self.pinned.get(value):
+            if not self.lists.keep[value] and not self.pinned.get(value):
                 self._drop(value)
 
     def _make_room(self, bytes_: int) -> None:
@@ -102,37 +102,37 @@ class _Run:
                 value
                 for value in self.touched
                 if not self.pinned.get(value)
-                and not self.wiring.keep[value]
-                and self.wiring.recomputable[self.wiring.producer[value]]
+                and not self.lists.keep[value]
+                and self.lists.recomputable[self.lists.producer[value]]
             ]
             if not loose:
                 raise _Full
             self._drop(min(loose, key=self._worth))
 
     def _drop(self, value: int) -> None:
-        self.live -= self.wiring.size[0][value]
+        self.live -= self.lists.size[0][value]
         del self.touched[value]
 
     def _worth(self, value: int) -> float:
-        size = max(1, self.wiring.size[0][value])
+        size = max(1, self.lists.size[0][value])
         if self.stale:
             age = len(self.steps) - self.touched[value] + 1
             return self._remake_cost(value) / (size * age)
-        readers = self.wiring.readers[value]
+        readers = self.lists.readers[value]
         place = bisect_right(readers, self.stage - 1)
-        following = readers[place] if place < len(readers) else self.wiring.problem.ops + 1
+        following = readers[place] if place < len(readers) else self.lists.problem.ops + 1
         return self._remake_cost(value) / (size * max(1, following - self.stage))
 
     def _remake_cost(self, value: int) -> float:
         """Seconds of remaking a value with what is in memory now."""
-        wiring = self.wiring
-        stack, seen = [wiring.producer[value]], {wiring.producer[value]}
+        lists = self.lists
+        stack, seen = [lists.producer[value]], {lists.producer[value]}
         cost = 0.0
         while stack:
             op = stack.pop()
-            cost += wiring.cost[0][op]
-            for read in wiring.reads[op]:
-                maker = wiring.producer[read]
+            cost += lists.cost[0][op]
+            for read in lists.reads[op]:
+                maker = lists.producer[read]
                 if read not in self.touched and maker not in seen:
                     seen.add(maker)
                     stack.append(maker)

@@ -38,10 +38,10 @@ def lp_rounding(problem: Problem, budget: int) -> Solution:
 
 
 def _saved(problem: Problem, budget: int) -> Iterator[list[int] | None]:
-    wiring = ProblemLists(problem)
-    spans = fixed_spans(problem.ops, [turning_point(wiring)])
+    lists = ProblemLists(problem)
+    spans = fixed_spans(problem.ops, [turning_point(lists)])
     for k in range(SHARES):
-        made = build(wiring, spans, [budget * (2 * SHARES - k) // (2 * SHARES)])
+        made = build(lists, spans, [budget * (2 * SHARES - k) // (2 * SHARES)])
         result, _ = minimise(made.model, Limits(seconds=SECONDS, gap=0.05))
         if result.point is None:
             return
@@ -52,10 +52,10 @@ def _saved(problem: Problem, budget: int) -> Iterator[list[int] | None]:
 
 
 def _rounded(problem: Problem, budget: int) -> Iterator[list[int] | None]:
-    wiring = ProblemLists(problem)
-    spans = fixed_spans(problem.ops, [turning_point(wiring)])
+    lists = ProblemLists(problem)
+    spans = fixed_spans(problem.ops, [turning_point(lists)])
     for k in range(0, SHARES, 2):
-        made = build(wiring, spans, [budget * (2 * SHARES - k) // (2 * SHARES)])
+        made = build(lists, spans, [budget * (2 * SHARES - k) // (2 * SHARES)])
         relaxed = replace(made.model, integer=[False] * made.model.columns)
         result, _ = minimise(relaxed, Limits(seconds=SECONDS))
         if result.point is None:
@@ -69,4 +69,4 @@ def _rounded(problem: Problem, budget: int) -> Iterator[list[int] | None]:
                 }
                 for (row,) in made.carry
             ]
-            yield late_remakes(wiring, made.first_runs(result.point), held)
+            yield late_remakes(lists, made.first_runs(result.point), held)

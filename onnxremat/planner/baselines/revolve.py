@@ -23,10 +23,10 @@ from onnxremat.planner.solution import Solution
 
 def revolve(problem: Problem, budget: int) -> Solution:
     """Revolve with every number of slots; the fastest that fits."""
-    wiring = ProblemLists(problem)
-    ends = articulations(wiring)
+    lists = ProblemLists(problem)
+    ends = articulations(lists)
     slots = sorted({*range(1, min(len(ends), 16) + 1), len(ends)} - {0})
-    sequences = (_Chain(wiring, ends, count).sequence() for count in slots)
+    sequences = (_Chain(lists, ends, count).sequence() for count in slots)
     return fastest_within(problem, budget, "revolve", sequences)
 
 
@@ -47,36 +47,36 @@ def _split(length: int, slots: int) -> tuple[int, int]:
 class _Chain:
     """One run of the schedule."""
 
-    def __init__(self, wiring: ProblemLists, ends: list[int], slots: int) -> None:
-        self.wiring, self.ends, self.slots = wiring, ends, slots
-        self.makers = [wiring.producer[value] for value in ends]
-        self.turn = turning_point(wiring)
-        self.forward = {v for op in range(self.turn + 1) for v in wiring.writes[op]}
-        self.fixed = {v for v in self.forward if wiring.keep[v] or not self._may_drop(v)}
+    def __init__(self, lists: ProblemLists, ends: list[int], slots: int) -> None:
+        self.lists, self.ends, self.slots = lists, ends, slots
+        self.makers = [lists.producer[value] for value in ends]
+        self.turn = turning_point(lists)
+        self.forward = {v for op in range(self.turn + 1) for v in lists.writes[op]}
+        self.fixed = {v for v in self.forward if lists.keep[v] or not self._may_drop(v)}
 
     def _may_drop(self, value: int) -> bool:
-        return self.wiring.recomputable[self.wiring.producer[value]]
+        return self.lists.recomputable[self.lists.producer[value]]
 
     def sequence(self) -> list[int] | None:
         """Ops in execution order, None when it grows out of hand."""
         if len(self.ends) > 400:
             return None
-        ops = self.wiring.problem.ops
+        ops = self.lists.problem.ops
         held = set(self._placed(0, len(self.ends), self.slots))
         steps = list(range(self.turn + 1))
         last = self.makers[-1] if self.makers else -1
-        have = {v for v in self.forward if v in held or self.wiring.producer[v] > last}
-        have |= self.fixed | {*self.wiring.reads[self.turn], *self.wiring.writes[self.turn]}
+        have = {v for v in self.forward if v in held or self.lists.producer[v] > last}
+        have |= self.fixed | {*self.lists.reads[self.turn], *self.lists.writes[self.turn]}
         for op in range(self.turn + 1, ops):
-            wanted = [v for v in self.wiring.reads[op] if v not in have]
+            wanted = [v for v in self.lists.reads[op] if v not in have]
             if wanted:
                 have = self._remake(wanted, have, held, steps)
                 if not have or len(steps) > 40 * ops:
                     return None
             steps.append(op)
-            have.update(self.wiring.writes[op])
-        whole = Schedule.of(self.wiring.problem, steps)
-        return list(without_unread(self.wiring, whole).sequence)
+            have.update(self.lists.writes[op])
+        whole = Schedule.of(self.lists.problem, steps)
+        return list(without_unread(self.lists, whole).sequence)
 
     def _placed(self, start: int, stop: int, slots: int) -> list[int]:
         """Checkpoints on the way from segment ``start`` to ``stop``."""
@@ -92,25 +92,25 @@ class _Chain:
         self, wanted: list[int], have: set[int], held: set[int], steps: list[int]
     ) -> set[int]:
         """Remake ``wanted``; keeps checkpoints and the segment that was asked for."""
-        wiring = self.wiring
-        target = max(bisect_left(self.makers, wiring.producer[v]) for v in wanted)
+        lists = self.lists
+        target = max(bisect_left(self.makers, lists.producer[v]) for v in wanted)
         held -= {v for v in held if self.ends.index(v) >= target}
         start = 1 + max((self.ends.index(v) for v in held), default=-1)
         held.update(self._placed(start, target, self.slots - len(held)))
         low = self.makers[target - 1] if target else -1
         have = {v for v in have if v not in self.forward or v in held or v in self.fixed}
         todo: set[int] = set()
-        stack = [wiring.producer[v] for v in wanted]
+        stack = [lists.producer[v] for v in wanted]
         while stack:
             op = stack.pop()
             if op in todo:
                 continue
-            if not wiring.recomputable[op]:
+            if not lists.recomputable[op]:
                 return set()
             todo.add(op)
-            stack += [wiring.producer[v] for v in wiring.reads[op] if v not in have]
+            stack += [lists.producer[v] for v in lists.reads[op] if v not in have]
         for op in sorted(todo):
             steps.append(op)
-            have |= {v for v in wiring.writes[op] if op > low or v in held}
-            have |= {v for v in wanted if wiring.producer[v] == op}
+            have |= {v for v in lists.writes[op] if op > low or v in held}
+            have |= {v for v in wanted if lists.producer[v] == op}
         return have

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import gcd
 
-from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, SCALE, CutModel, Key, Terms
+from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, CutModel, Key, Terms
+from onnxremat.planner.formulations.stages import SCALE
 
 TINY = 1e-6  # share of the budget up to which a value does not keep sizes from being rounded
 

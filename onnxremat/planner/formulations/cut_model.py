@@ -11,7 +11,6 @@ from onnxremat.planner.problem_lists import ProblemLists
 
 NEVER = -1  # marks a variable fixed to 0
 ALWAYS = -2  # marks a variable fixed to 1
-SCALE = 1000.0  # store-all time and budget, in model units
 
 Key = tuple[int, int]
 Terms = list[tuple[int, float]]

@@ -53,8 +53,9 @@ from collections.abc import Sequence
 from math import isfinite
 
 from onnxremat.planner.formulations.cut_memory import add_memory, add_split_memory
-from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, SCALE, CutModel, Key, Terms
+from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, CutModel, Key, Terms
 from onnxremat.planner.formulations.spans import Spans
+from onnxremat.planner.formulations.stages import SCALE
 from onnxremat.planner.problem_lists import ProblemLists
 
 

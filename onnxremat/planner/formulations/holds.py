@@ -31,7 +31,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, SCALE, CutModel
+from onnxremat.planner.formulations.cut_model import ALWAYS, NEVER, CutModel
+from onnxremat.planner.formulations.stages import SCALE
 from onnxremat.planner.problem import Floats
 
 RAN = 0.02  # ops that run less than this in an interval get no row

@@ -25,21 +25,21 @@ from onnxremat.planner.model import Model
 from onnxremat.planner.problem_lists import ProblemLists
 
 
-def build(wiring: ProblemLists, budget: int, *, intervals: int = 3) -> StageModel:
+def build(lists: ProblemLists, budget: int, *, intervals: int = 3) -> StageModel:
     """The retention-interval model; ``intervals`` is C."""
     model = Model("retention")
-    made = StageModel(wiring, time_unit(wiring), model)
-    events = [(t, k) for t in range(wiring.problem.ops) for k in range(t + 1)]
+    made = StageModel(lists, time_unit(lists), model)
+    events = [(t, k) for t in range(lists.problem.ops) for k in range(t + 1)]
     for stage, op in events:
-        if may_run(wiring, stage, op):
+        if may_run(lists, stage, op):
             made.run[0, stage, op] = model.column(
-                float(op == stage), 1.0, wiring.cost[0][op] / made.unit, integer=True,
+                float(op == stage), 1.0, lists.cost[0][op] / made.unit, integer=True,
                 label=f"r_{stage}_{op}",
             )  # fmt: skip
-    for op in range(wiring.problem.ops):
+    for op in range(lists.problem.ops):
         runs = [column for (_, _, k), column in made.run.items() if k == op]
         model.row([(column, 1.0) for column in runs], upper=float(intervals))
-    held = [_retained(made, value, events) for value in range(wiring.problem.values)]
+    held = [_retained(made, value, events) for value in range(lists.problem.values)]
     for place in range(len(events)):
         _memory(made, held, events, place, budget)
     return made
@@ -47,14 +47,14 @@ def build(wiring: ProblemLists, budget: int, *, intervals: int = 3) -> StageMode
 
 def _retained(made: StageModel, value: int, events: list[tuple[int, int]]) -> list[int]:
     """x columns of one value at every event (-1 before its first run)."""
-    wiring, model = made.wiring, made.model
-    maker = wiring.producer[value]
+    lists, model = made.lists, made.model
+    maker = lists.producer[value]
     columns: list[int] = []
     for stage, op in events:
         if (stage, op) < (maker, maker):
             columns.append(-1)
             continue
-        known = wiring.keep[value] or (stage, op) == (maker, maker)
+        known = lists.keep[value] or (stage, op) == (maker, maker)
         column = model.column(float(known), 1.0, integer=True, label=f"x_{value}_{stage}_{op}")
         sources = [(columns[-1], 1.0)] if columns and columns[-1] >= 0 else []
         run = made.run.get((0, stage, maker)) if op == maker else None
@@ -63,7 +63,7 @@ def _retained(made: StageModel, value: int, events: list[tuple[int, int]]) -> li
             model.row([(column, 1.0), (run, -1.0)], lower=0.0)
         model.row([*sources, (column, -1.0)], lower=0.0)
         reader = made.run.get((0, stage, op))
-        if reader is not None and value in wiring.reads[op]:
+        if reader is not None and value in lists.reads[op]:
             model.row([(column, 1.0), (reader, -1.0)], lower=0.0)
         columns.append(column)
     return columns
@@ -76,29 +76,29 @@ def _memory(
     place: int,
     budget: int,
 ) -> None:
-    wiring, model = made.wiring, made.model
+    lists, model = made.lists, made.model
     scale = SCALE / max(1, budget)
     stage, op = events[place]
     run = made.run.get((0, stage, op))
     terms = [
-        (row[place], wiring.size[0][value] * scale)
+        (row[place], lists.size[0][value] * scale)
         for value, row in enumerate(held)
         if row[place] >= 0
     ]
     takes: list[int] = []
     if run is not None:
-        terms.append((run, wiring.work[0][op] * scale))
-        for value in wiring.inplace[op]:
+        terms.append((run, lists.work[0][op] * scale))
+        for value in lists.inplace[op]:
             take = model.column(0.0, 1.0)
             model.row([(take, 1.0), (run, -1.0)], upper=0.0)
             if place + 1 < len(events):
                 model.row([(take, 1.0), *_carried_on(made, held, events[place + 1], place, value)],
                           upper=1.0)  # fmt: skip
-            terms.append((take, -wiring.size[0][value] * scale))
+            terms.append((take, -lists.size[0][value] * scale))
             takes.append(take)
     if len(takes) > 1:
         model.row([(take, 1.0) for take in takes], upper=1.0)
-    model.row(terms, upper=(budget - wiring.problem.resident) * scale)
+    model.row(terms, upper=(budget - lists.problem.resident) * scale)
 
 
 def _carried_on(
@@ -108,6 +108,6 @@ def _carried_on(
     terms = [(held[value][place + 1], 1.0)]
     stage, op = after
     remade = made.run.get((0, stage, op))
-    if remade is not None and op == made.wiring.producer[value]:
+    if remade is not None and op == made.lists.producer[value]:
         terms.append((remade, -1.0))
     return terms

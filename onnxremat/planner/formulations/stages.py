@@ -22,7 +22,7 @@ class StageModel:
         unit: seconds per unit of the objective.
     """
 
-    wiring: ProblemLists
+    lists: ProblemLists
     unit: float
     model: Model
     run: dict[tuple[int, int, int], int] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class StageModel:
         return [op for op, _ in self.steps(point)]
 
 
-def time_unit(wiring: ProblemLists) -> float:
+def time_unit(lists: ProblemLists) -> float:
     """Seconds that one unit of the objective stands for."""
-    total = sum(wiring.cost[0])
+    total = sum(lists.cost[0])
     return total / SCALE if total > 0 else 1.0
 
 
-def may_run(wiring: ProblemLists, stage: int, op: int) -> bool:
+def may_run(lists: ProblemLists, stage: int, op: int) -> bool:
     """True when ``op`` may run in ``stage``: first run, or a second run where allowed."""
-    return op == stage or (op < stage and wiring.recomputable[op])
+    return op == stage or (op < stage and lists.recomputable[op])

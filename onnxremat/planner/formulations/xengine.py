@@ -33,7 +33,7 @@ from functools import cached_property
 from math import isfinite
 
 from onnxremat.planner.formulations.stages import SCALE, may_run
-from onnxremat.planner.formulations.xengine_readback import FleetModel
+from onnxremat.planner.formulations.xengine_readback import XengineModel
 from onnxremat.planner.model import Model
 from onnxremat.planner.problem import ANY, Problem
 from onnxremat.planner.problem_lists import ProblemLists
@@ -41,7 +41,7 @@ from onnxremat.planner.problem_lists import ProblemLists
 Terms = list[tuple[int, float]]
 
 
-def build(problem: Problem, budgets: Sequence[int], *, linear: bool = False) -> FleetModel:
+def build(problem: Problem, budgets: Sequence[int], *, linear: bool = False) -> XengineModel:
     """XEngine's model for a budget in bytes per device; quadratic unless ``linear``."""
     return _Builder(Grid(ProblemLists(problem), tuple(budgets)), linear).finish()
 
@@ -130,9 +130,9 @@ class Grid:
     def freed(self, device: int, stage: int, op: int) -> list[int]:
         """Values that may be given back on the device after the op's place: its inputs where it
         runs, and its own outputs, made, copied or held there."""
-        wiring, runs = self.layout, self.runs(device, stage, op)
-        there = list(wiring.reads[op]) if runs else []
-        there += [i for i in wiring.writes[op] if self.comes(device, i)]
+        lists, runs = self.layout, self.runs(device, stage, op)
+        there = list(lists.reads[op]) if runs else []
+        there += [i for i in lists.writes[op] if self.comes(device, i)]
         return [
             i
             for i in dict.fromkeys(there)
@@ -150,11 +150,11 @@ class Grid:
 
     def columns(self, linear: bool) -> int:
         """How many columns the model has."""
-        layout, wiring, devices = self.layout, self.layout, self.layout.devices
+        layout, lists, devices = self.layout, self.layout, self.layout.devices
         ops, count = layout.problem.ops, len(devices) * len(layout.members)
         for d in devices:
             count += len(self.used(d))
-            for value, maker in enumerate(wiring.producer):
+            for value, maker in enumerate(lists.producer):
                 into, out = self.into[d][value], self.out[d][value]
                 costly = [e for e in into if layout.copy[e][d][value] > 0]
                 count += (ops - maker) * (bool(into) + out + linear * len(costly))
@@ -172,15 +172,15 @@ class Grid:
 class _Builder:
     def __init__(self, grid: Grid, linear: bool) -> None:
         self.grid, self.layout, self.linear = grid, grid.layout, linear
-        self.wiring, self.devices = grid.layout, grid.layout.devices
+        self.lists, self.devices = grid.layout, grid.layout.devices
         name = "xengine-linear" if linear else "xengine"
         total = self.layout.problem.reference
         unit = total / SCALE if total > 0 else 1.0
-        self.made = FleetModel(self.wiring, unit, Model(name), layout=self.layout)
+        self.made = XengineModel(self.lists, unit, Model(name), layout=self.layout)
         self.model = self.made.model
         self.weights: list[dict[int, int]] = []
 
-    def finish(self) -> FleetModel:
+    def finish(self) -> XengineModel:
         ops = self.layout.problem.ops
         for stage in range(ops):
             self._columns(stage)
@@ -204,7 +204,7 @@ class _Builder:
                 if grid.runs(d, stage, op):
                     price = self.layout.cost[d][op] / made.unit
                     made.run[d, stage, op] = model.binary(price, f"R_{d}_{stage}_{op}")
-            for value, maker in enumerate(self.wiring.producer):
+            for value, maker in enumerate(self.lists.producer):
                 key, label = (d, stage, value), f"{d}_{stage}_{value}"
                 if maker < stage and grid.comes(d, value):
                     made.retain[key] = model.binary(label=f"S_{label}")
@@ -239,7 +239,7 @@ class _Builder:
 
     def _sources(self, device: int, stage: int, value: int, *, copies: bool = True) -> Terms:
         """Ways for a value to be on the device; kept values are made once."""
-        made, maker = self.made, self.wiring.producer[value]
+        made, maker = self.made, self.lists.producer[value]
         fresh = stage == maker or not self.layout.keep[value]
         run = made.run.get((device, stage, maker)) if fresh else None
         held = made.retain.get((device, stage, value))
@@ -272,7 +272,7 @@ class _Builder:
                     self.model.row(here, lower=1.0)
 
     def _copies(self, stage: int) -> None:
-        for value, maker in enumerate(self.wiring.producer):
+        for value, maker in enumerate(self.lists.producer):
             source = {
                 e: self.made.source[e, stage, value]
                 for e in self.devices
@@ -307,13 +307,13 @@ class _Builder:
             model.row([*ways, (came, -1.0)], lower=0.0)
 
     def _dependencies(self, device: int, stage: int) -> None:
-        wiring, row = self.wiring, self.model.row
+        lists, row = self.lists, self.model.row
         for op in range(stage + 1):
             run = self.made.run.get((device, stage, op))
             if run is not None:
-                for value in wiring.reads[op]:
+                for value in lists.reads[op]:
                     row([*self._sources(device, stage, value), (run, -1.0)], lower=0.0)
-        for value, maker in enumerate(wiring.producer):
+        for value, maker in enumerate(lists.producer):
             here = self._sources(device, stage, value)
             later = self.made.retain.get((device, stage + 1, value))
             if later is not None:
@@ -322,7 +322,7 @@ class _Builder:
                 row(here, upper=1.0)
 
     def _memory(self, device: int, stage: int) -> None:
-        wiring, model, layout = self.wiring, self.model, self.layout
+        lists, model, layout = self.lists, self.model, self.layout
         size, budget = layout.size[device], self.grid.budgets[device]
         scale = SCALE / max(1, budget)
         weight = layout.problem.weight[device]
@@ -337,10 +337,10 @@ class _Builder:
             run = self.made.run.get((device, stage, op))
             if run is None and not self.grid.moves(device, op):
                 continue
-            new = [v for v in wiring.writes[op] if not layout.keep[v] or op == stage]
+            new = [v for v in lists.writes[op] if not layout.keep[v] or op == stage]
             if run is not None:
                 change.append((run, sum(size[value] for value in new) * scale))
-            for value in wiring.writes[op]:
+            for value in lists.writes[op]:
                 came = self.made.copy.get((device, stage, value))
                 if came is not None:
                     change.append((came, size[value] * scale))
@@ -358,19 +358,19 @@ class _Builder:
 
     def _free(self, device: int, stage: int, op: int) -> dict[int, int]:
         """FREE columns after an op's place."""
-        wiring, model, made = self.wiring, self.model, self.made
+        lists, model, made = self.lists, self.model, self.made
         freed = {}
         for value in self.grid.freed(device, stage, op):
             column = model.column(0.0, 1.0, label=f"FREE_{device}_{stage}_{value}_{op}")
             here: Terms
-            if value in wiring.reads[op]:
+            if value in lists.reads[op]:
                 here = [(made.run[device, stage, op], 1.0)]
             else:  # made, copied or held here at its own place
                 here = self._sources(device, stage, value)
             model.row([*here, (column, -1.0)], lower=0.0)
             later = made.retain.get((device, stage + 1, value))
             held = made.hold.get((device, value))
-            after = [made.run.get((device, stage, k)) for k in wiring.readers[value] if k > op]
+            after = [made.run.get((device, stage, k)) for k in lists.readers[value] if k > op]
             for other in (later, held, *after):
                 if other is not None:
                     model.row([(column, 1.0), (other, 1.0)], upper=1.0)

@@ -17,7 +17,7 @@ Key = tuple[int, int, int]  # device, stage, op or value
 
 
 @dataclass
-class FleetModel(StageModel):
+class XengineModel(StageModel):
     """The model with its columns of copies, their sources and hold devices.
 
     Attributes:
@@ -86,7 +86,7 @@ class FleetModel(StageModel):
 class _Reading:
     """What a schedule runs, holds and copies in each stage."""
 
-    def __init__(self, made: FleetModel, schedule: Schedule) -> None:
+    def __init__(self, made: XengineModel, schedule: Schedule) -> None:
         self.made, self.schedule, self.layout = made, schedule, made.layout
         self.book = ledger(made.layout.problem, schedule)
         self.stage = self._stages()

@@ -44,7 +44,7 @@ class Arrays(NamedTuple):
     work: Bytes  # (D, n)
     size: Bytes  # (D, m)
     copy: Floats  # (D, D, m)
-    toll: Floats  # (2, D, m)
+    busy: Floats  # (2, D, m)
     read_start: Ints
     read_index: Ints
     write_start: Ints
@@ -164,7 +164,7 @@ def arrays_of(lists: ProblemLists, budgets: Sequence[int]) -> Arrays:
         work=np.ascontiguousarray(problem.work, np.int64),
         size=np.ascontiguousarray(problem.size, np.int64),
         copy=np.ascontiguousarray(problem.copy, np.float64),
-        toll=np.ascontiguousarray(problem.busy, np.float64),
+        busy=np.ascontiguousarray(problem.busy, np.float64),
         read_start=_ints(problem.reads.start),
         read_index=_ints(problem.reads.index),
         write_start=_ints(problem.writes.start),

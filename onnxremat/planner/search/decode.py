@@ -133,8 +133,8 @@ def _send(p: Arrays, t: Pass, value: int, to: int, at: int) -> bool:
     t.out[at] = copy_of(value, e, to)
     t.link[e, to] = t.start[at] + p.copy[e, to, value]
     t.there[to, value] = t.link[e, to]
-    t.free[e] += p.toll[0, e, value]
-    t.free[to] += p.toll[1, to, value]
+    t.free[e] += p.busy[0, e, value]
+    t.free[to] += p.busy[1, to, value]
     t.live[to] += p.size[to, value]
     return True
 
@@ -167,7 +167,7 @@ def _place(p: Arrays, t: Pass, op: int, reluctance: float) -> int:
                 if e >= 0:
                     ready = max(t.there[e, value], t.ahead[e]) + p.copy[e, d, value]
                     t.ahead[e] = ready
-                finish += p.toll[1, d, value]
+                finish += p.busy[1, d, value]
                 over += p.size[d, value]
                 late += reluctance
             finish = max(finish, ready)
@@ -205,7 +205,7 @@ def list_schedule(p: Arrays, t: Pass, order: Ints, reluctance: float) -> int:
             t.unread[value] -= 1
             if t.unread[value] == 0:
                 _drop(p, t, value)
-        t.start[count] = max(begin, t.free[where])  # copies may have a toll
+        t.start[count] = max(begin, t.free[where])  # a copy may keep a device busy
         t.out[count] = run_of(op, where)
         t.free[where] = t.start[count] + p.cost[where, op]
         count += 1

@@ -182,7 +182,7 @@ def _move_first(p: Single, t: Line, apart: int) -> bool:
 
 @part
 def _cut_neighbours(p: Single, t: Line, slot: int) -> None:
-    """Delete second runs that follow a slot, as luck goes."""
+    """Delete second runs that follow a slot, at random."""
     while uniform(t.random) < TUNING.longer:
         while slot < len(t.op) and t.op[slot] < 0:
             slot += 1

@@ -120,8 +120,8 @@ def makespan(p: Arrays, s: Scratch, t: Streams, schedule: Ints, steps: int) -> f
         last = max(last, end)
         stream[start + 1, d], granted[d] = end, grant
         if start >= 0:
-            stream[0, start] += p.toll[0, start, this]
-            stream[0, d] += p.toll[1, d, this]
+            stream[0, start] += p.busy[0, start, this]
+            stream[0, d] += p.busy[1, d, this]
         free[d] -= need
         if work > 0:
             heap_push(when, amount, waiting, d, end, work)

@@ -129,11 +129,6 @@ def _load(gurobi: Any, model: Model, gurobipy: Any) -> list[Any]:
         a, b = start[row], start[row + 1]
         left = gurobipy.LinExpr(value[a:b], [columns[j] for j in index[a:b]])
         add = gurobi.addLConstr
-        if row in model.quadratic_rows:
-            left = gurobipy.QuadExpr(left)
-            for i, j, q in model.quadratic_rows[row]:
-                left.add(columns[i] * columns[j], q)
-            add = gurobi.addQConstr
         lower, upper = model.row_lower[row], model.row_upper[row]
         if lower == upper:
             add(left, "=", upper)

@@ -98,8 +98,6 @@ def _load(scip: Any, model: Model, pyscipopt: Any) -> tuple[list[Any], Any]:
     for row in range(model.rows):
         a, b = start[row], start[row + 1]
         left = quicksum(v * columns[j] for j, v in zip(index[a:b], value[a:b], strict=True))
-        for i, j, q in model.quadratic_rows.get(row, ()):
-            left += q * columns[i] * columns[j]
         lower, upper = model.row_lower[row], model.row_upper[row]
         if lower == upper:
             scip.addCons(left == lower)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from onnxremat.report.pipelines import rank_rows
 from onnxremat.report.plots.figures import PLOTS, QUIET, heading, plot_file
 from onnxremat.report.suffix import check_suffix
-from onnxremat.workers.pipelines.pipeline import KINDS
+from onnxremat.workers.pipeline import KINDS
 from onnxremat.workers.pipelines.replay import Replay
 
 COLORS = {"F": "#4878a8", "B": "#59a14f", "W": "#e0a040", "BW": "#59a14f"}

@@ -19,7 +19,7 @@ from onnxremat.planner.model import Model
 from onnxremat.planner.solvers import minimise
 from onnxremat.planner.solvers.base import Limits, Outcome
 from onnxremat.workers.pieces import shown
-from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.sums.layers import Key
 
 SECONDS = 10.0  # of the solver, per stage and limit

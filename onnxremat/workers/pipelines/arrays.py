@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxremat.workers.pipeline import Pipeline
 from onnxremat.workers.pipelines.kernels import Shape, Work
-from onnxremat.workers.pipelines.pipeline import Pipeline
 
 
 def shape_of(pipeline: Pipeline, rank: Sequence[int], lengths: Sequence[int]) -> Shape:

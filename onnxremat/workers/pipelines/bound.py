@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxremat.workers.pipeline import Pipeline
 from onnxremat.workers.pipelines import kernels
 from onnxremat.workers.pipelines.arrays import shape_of
-from onnxremat.workers.pipelines.pipeline import Pipeline
 
 
 def lower_bound(pipeline: Pipeline, rank: Sequence[int]) -> float:

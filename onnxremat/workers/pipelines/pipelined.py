@@ -34,7 +34,7 @@ from onnxremat.workers.checksum import checksum
 from onnxremat.workers.courier import Transfer
 from onnxremat.workers.mpi import Mesh, Ranks
 from onnxremat.workers.pieces import Flight, Pieces, Pool, results
-from onnxremat.workers.pipelines.pipeline import BW, B, F, W
+from onnxremat.workers.pipeline import BW, B, F, W
 from onnxremat.workers.pipelines.staged import Staged, Wanted, gathered, staged
 from onnxremat.workers.relay import Relay, raw_of
 from onnxremat.workers.spans import Spans

@@ -17,8 +17,8 @@ from onnxremat.errors import UsageError
 from onnxremat.grad.description import training_of
 from onnxremat.ort.session import Options
 from onnxremat.workers.pieces import Piece, cut
+from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.pipelines.cluster import Cluster
-from onnxremat.workers.pipelines.pipeline import B, F, W
 from onnxremat.workers.pipelines.replay import Replay, carry_out
 from onnxremat.workers.pipelines.schedules import AUTO, named
 from onnxremat.workers.pipelines.search import best_order

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxremat.errors import OnnxrematError
+from onnxremat.workers.pipeline import BW, KINDS, F, Order, Pipeline, Steps, W
 from onnxremat.workers.pipelines import kernels
 from onnxremat.workers.pipelines.arrays import shape_of, work_of
-from onnxremat.workers.pipelines.pipeline import BW, KINDS, F, Order, Pipeline, Steps, W
 
 Seconds = NDArray[np.float64]
 

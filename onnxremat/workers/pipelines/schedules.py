@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from onnxremat.errors import InfeasibleError, UsageError
-from onnxremat.workers.pipelines import kernels
-from onnxremat.workers.pipelines.arrays import shape_of, work_of
-from onnxremat.workers.pipelines.pipeline import (
+from onnxremat.workers.pipeline import (
     BW,
     B,
     F,
@@ -33,6 +31,8 @@ from onnxremat.workers.pipelines.pipeline import (
     folded,
     modulo,
 )
+from onnxremat.workers.pipelines import kernels
+from onnxremat.workers.pipelines.arrays import shape_of, work_of
 from onnxremat.workers.pipelines.replay import carry_out, fits, try_out
 
 SEVERAL = ("interleaved", "zb-v")  # stages per rank

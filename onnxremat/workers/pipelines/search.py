@@ -12,10 +12,10 @@ import numpy as np
 
 from onnxremat.errors import InfeasibleError, NoPlanError
 from onnxremat.planner.search.compiled import generator
+from onnxremat.workers.pipeline import BW, B, Order, Pipeline, Steps, W, blocks
 from onnxremat.workers.pipelines import kernels
 from onnxremat.workers.pipelines.arrays import shape_of, work_of
 from onnxremat.workers.pipelines.bound import lower_bound
-from onnxremat.workers.pipelines.pipeline import BW, B, Order, Pipeline, Steps, W, blocks
 from onnxremat.workers.pipelines.replay import Replay, carry_out, fits
 from onnxremat.workers.pipelines.schedules import (
     NAMED,

@@ -18,8 +18,8 @@ from onnxremat.training.state import Step
 from onnxremat.workers.courier import Courier, Delay
 from onnxremat.workers.mpi import Mesh, Ranks
 from onnxremat.workers.pieces import Piece, cut
+from onnxremat.workers.pipeline import F, Order, Pipeline
 from onnxremat.workers.pipelines.again import Stage
-from onnxremat.workers.pipelines.pipeline import F, Order, Pipeline
 from onnxremat.workers.pipelines.replay import Replay, carry_out
 from onnxremat.workers.pipelines.schedules import AUTO, SEVERAL, named
 from onnxremat.workers.pipelines.search import best_order

@@ -16,7 +16,7 @@ from onnxremat.graph.ir import Graph, Tensor
 from onnxremat.ort.binding import BoundState
 from onnxremat.ort.session import Options
 from onnxremat.workers.pieces import Piece, Pieces, Pool
-from onnxremat.workers.pipelines.pipeline import B, F, Pipeline, W
+from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.sums.layers import Key, even_cuts, forward_ops
 
 FINE = 4  # layers that are measured per stage wanted, at least ...

@@ -13,8 +13,8 @@ from onnxremat.graph.ir import Graph, Op, Role
 from onnxremat.session.structures import graph_bytes
 from onnxremat.units import format_bytes
 from onnxremat.workers.pieces import Piece
+from onnxremat.workers.pipeline import B, F, Pipeline, W
 from onnxremat.workers.pipelines.again import Again, Stage
-from onnxremat.workers.pipelines.pipeline import B, F, Pipeline, W
 from onnxremat.workers.pipelines.replay import Replay
 from onnxremat.workers.pipelines.workspace import pool_bytes
 from onnxremat.workers.sums.layers import Key

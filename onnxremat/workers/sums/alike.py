@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 from onnx.numpy_helper import to_array
 
-from onnxremat.grad.description import Training
+from onnxremat.grad.description import StepSignature
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.onnx_io import to_model
 from onnxremat.graph.overwriting import late_in_any_order
@@ -62,7 +62,7 @@ class Formulas:
     alike: tuple[Alike, ...]
 
 
-def formulas_of(update: Graph, told: Training, ranks: int) -> Formulas | None:
+def formulas_of(update: Graph, told: StepSignature, ranks: int) -> Formulas | None:
     """The update by formulas; None where it is none of single elements (a norm of gradients), or
     not in single precision.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.pipeline import B, F, W
 from onnxremat.workers.sums.layers import Key, U, in_turn
 
 MOST = 8  # layers

@@ -14,7 +14,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from onnxremat.errors import UnsupportedError
-from onnxremat.grad.description import KEY, Training, Variable, training_of
+from onnxremat.grad.description import KEY, StepSignature, Variable, training_of
 from onnxremat.grad.roles import roles_of
 from onnxremat.grad.update import KEY as UPDATE
 from onnxremat.grad.update import SHARE, Gathered, pack, update_of
@@ -49,7 +49,7 @@ def gathering(model: onnx.ModelProto, each: bool = False) -> onnx.ModelProto:
     return _Cut(model, each).made()
 
 
-def _moving(graph: Graph, roles: Mapping[str, str], about: Training) -> frozenset[str]:
+def _moving(graph: Graph, roles: Mapping[str, str], about: StepSignature) -> frozenset[str]:
     """Ops of the update that move statistics: made of the forward pass, and of no gradient."""
     found = set[str]()
     for state in about.states:
@@ -183,7 +183,7 @@ class _Cut:
             nodes.append(node)
         about = self.about
         mine = [v for v in about.variables if self._is_late(v)]
-        told = Training(
+        told = StepSignature(
             parameters=tuple(v for v in mine if v in about.parameters),
             states=tuple(v for v in mine if v in about.states),
             gradients=tuple((name, each.input) for name, each in sums.items()),
@@ -207,7 +207,7 @@ class _Cut:
         name: str,
         nodes: Sequence[onnx.NodeProto],
         outputs: Collection[onnx.ValueInfoProto],
-        about: Training,
+        about: StepSignature,
     ) -> onnx.ModelProto:
         """Some of the nodes with what they read of the step's inputs and constants."""
         source = self.model

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from onnxremat.grad.description import Training, training_of
+from onnxremat.grad.description import StepSignature, training_of
 from onnxremat.grad.update import SHARE, update_of
 from onnxremat.graph.ir import Graph, Op
 from onnxremat.graph.traits import is_alias
@@ -27,9 +27,9 @@ class Halves:
     """
 
     step: Graph
-    about: Training
+    about: StepSignature
     update: Graph
-    told: Training
+    told: StepSignature
 
     def layers(self, cuts: Sequence[str]) -> Layers:
         """The step, cut before these ops of the forward pass."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from onnxremat.cost.analytic import analytic_costs
 from onnxremat.grad.roles import roles_of
 from onnxremat.graph.ir import Graph, Op
-from onnxremat.workers.pipelines.pipeline import B, F, W
+from onnxremat.workers.pipeline import B, F, W
 
 # What joins gradients of several layers, and an update, beside the kinds of a pipeline's actions.
 J, U = 4, 5

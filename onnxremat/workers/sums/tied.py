@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from onnxremat.graph.ir import Op
-from onnxremat.workers.pipelines.pipeline import W
+from onnxremat.workers.pipeline import W
 from onnxremat.workers.sums.layers import J, Key
 
 

@@ -82,6 +82,7 @@ PRODUCTS: dict[str, Operator] = {
     "com.microsoft.FusedConv": _fused_conv,
     "com.microsoft.FusedGemm": _fused_gemm,
     "com.microsoft.FusedMatMul": _fused_matmul,
+    "com.microsoft.Inverse": lambda n: torch.linalg.inv(n[0]),
     "com.microsoft.MatMulNBits": _few_bits,
     "com.microsoft.TransposeMatMul": _fused_matmul,
 }
