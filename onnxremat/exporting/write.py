@@ -111,7 +111,7 @@ def from_torch(
 
     Raises:
         MissingComponentError: PyTorch is not installed, or the dynamo exporter's onnxscript.
-        UsageError: no module, no tensors, or an unknown exporter.
+        UsageError: no module, no tensors, an unknown exporter, or an output named as another value.
         UnsupportedError: PyTorch cannot export the module, or did not keep a parameter.
         VerificationError: the model computes something else than the module, or trains otherwise.
     """
@@ -120,6 +120,7 @@ def from_torch(
         raise UsageError(f"unknown exporter '{exporter}'", hint="it is dynamo, legacy or auto")
     _require_real(module)
     given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
+    _require_apart(given.names, output_names or ())
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
     resting = at_rest(module)
@@ -141,6 +142,18 @@ def from_torch(
             except OnnxrematError as error:
                 refusals.append(error)
     raise _of_both(*refusals) if len(refusals) > 1 else refusals[0]
+
+
+def _require_apart(inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Raises:
+    UsageError: a file has one value of a name, and two are to have it.
+    """
+    names = [*inputs, *outputs]
+    if twice := [name for name in dict.fromkeys(outputs) if names.count(name) > 1]:
+        raise UsageError(
+            f"two inputs or outputs would be named '{twice[0]}'",
+            hint="choose other output_names (or input_names)",
+        )
 
 
 def _of_both(first: OnnxrematError, second: OnnxrematError) -> OnnxrematError:
