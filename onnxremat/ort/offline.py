@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from onnxremat.errors import ModelError
+from onnxremat.graph.bodies import bytes_inside, with_weights_outside
 from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import Graph, all_nodes, captures, rename_captures, subgraphs
 from onnxremat.graph.light import read_light, read_structure
@@ -90,7 +91,8 @@ def optimised_for(
     for lower in reversed(LADDER[1 : LADDER.index(target) + 1]):
         try:
             found, folded = _optimise(model, lower, folder, saved if lower == target else None)
-            made, place = set_apart(found, folder)
+            # Of what bodies read from around them, onnxruntime folds results into them.
+            made, place = set_apart(with_weights_outside(found), folder)
             graph = build_graph(made, place, opened=to_write)  # with the options of plans
             lasting = frozenset(lasting_tensors(made, place)) if to_write else None  # and its own
         except ModelError as error:
@@ -246,7 +248,8 @@ def weights_held(
     tensors = (*model.graph.initializer, *further)
     weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
     given = _given(model).union(given)
-    return held_bytes(to_ops(model), weights, given, [value.name for value in model.graph.output])
+    returned = [value.name for value in model.graph.output]
+    return held_bytes(to_ops(model), weights, given, returned) + bytes_inside(model)
 
 
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:
