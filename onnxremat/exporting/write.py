@@ -104,8 +104,7 @@ def from_torch(
         opset: of the model; by default the exporter's.
         exporter: ``dynamo`` (torch.export), ``legacy`` (torch.jit.trace), or ``auto``: the first,
             and the second where the first fails.
-        input_names: by default those of ``forward``.
-        output_names: by default the exporter's.
+        input_names, output_names: by default those of ``forward``, and the exporter's.
         dropout: keep dropout layers.
         check: compare gradients; by default unless the parameters are larger than 1 GiB.
 
@@ -119,8 +118,8 @@ def from_torch(
     if exporter not in (*EXPORTERS, "auto"):
         raise UsageError(f"unknown exporter '{exporter}'", hint="it is dynamo, legacy or auto")
     _require_real(module)
-    given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
-    _require_apart(given.names, output_names or ())
+    named = _apart(arguments(module, example_inputs, input_names), output_names or ())
+    given = _with_rows(named, dynamic_batch)
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
     resting = at_rest(module)
@@ -144,16 +143,19 @@ def from_torch(
     raise _of_both(*refusals) if len(refusals) > 1 else refusals[0]
 
 
-def _require_apart(inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Raises:
-    UsageError: a file has one value of a name, and two are to have it.
+def _apart(given: Arguments, outputs: Sequence[str]) -> Arguments:
+    """The inputs.
+
+    Raises:
+        UsageError: a file has one value of a name, and two are to have it.
     """
-    names = [*inputs, *outputs]
+    names = [*given.names, *outputs]
     if twice := [name for name in dict.fromkeys(outputs) if names.count(name) > 1]:
         raise UsageError(
             f"two inputs or outputs would be named '{twice[0]}'",
             hint="choose other output_names (or input_names)",
         )
+    return given
 
 
 def _of_both(first: OnnxrematError, second: OnnxrematError) -> OnnxrematError:
