@@ -104,14 +104,13 @@ def from_torch(
         opset: of the model; by default the exporter's.
         exporter: ``dynamo`` (torch.export), ``legacy`` (torch.jit.trace), or ``auto``: the first,
             and the second where the first fails.
-        input_names: by default those of ``forward``.
-        output_names: by default the exporter's.
+        input_names, output_names: by default those of ``forward``, and the exporter's.
         dropout: keep dropout layers.
         check: compare gradients; by default unless the parameters are larger than 1 GiB.
 
     Raises:
         MissingComponentError: PyTorch is not installed, or the dynamo exporter's onnxscript.
-        UsageError: no module, no tensors, or an unknown exporter.
+        UsageError: no module, no tensors, an unknown exporter, or an output named as another value.
         UnsupportedError: PyTorch cannot export the module, or did not keep a parameter.
         VerificationError: the model computes something else than the module, or trains otherwise.
     """
@@ -119,7 +118,8 @@ def from_torch(
     if exporter not in (*EXPORTERS, "auto"):
         raise UsageError(f"unknown exporter '{exporter}'", hint="it is dynamo, legacy or auto")
     _require_real(module)
-    given = _with_rows(arguments(module, example_inputs, input_names), dynamic_batch)
+    named = _apart(arguments(module, example_inputs, input_names), output_names or ())
+    given = _with_rows(named, dynamic_batch)
     batched = _batched(given) if dynamic_batch else ()
     refusals: list[OnnxrematError] = []
     resting = at_rest(module)
@@ -141,6 +141,21 @@ def from_torch(
             except OnnxrematError as error:
                 refusals.append(error)
     raise _of_both(*refusals) if len(refusals) > 1 else refusals[0]
+
+
+def _apart(given: Arguments, outputs: Sequence[str]) -> Arguments:
+    """The inputs.
+
+    Raises:
+        UsageError: a file has one value of a name, and two are to have it.
+    """
+    names = [*given.names, *outputs]
+    if twice := [name for name in dict.fromkeys(outputs) if names.count(name) > 1]:
+        raise UsageError(
+            f"two inputs or outputs would be named '{twice[0]}'",
+            hint="choose other output_names (or input_names)",
+        )
+    return given
 
 
 def _of_both(first: OnnxrematError, second: OnnxrematError) -> OnnxrematError:

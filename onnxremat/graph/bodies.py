@@ -15,10 +15,12 @@ from typing import TypeAlias
 
 import onnx
 
+from onnxremat.graph.dtypes import tensor_bytes
 from onnxremat.graph.ir import rename_captures, subgraphs
 from onnxremat.graph.weights import set_apart
 
 LEAST = 64 << 10  # bytes of a weight that is brought out
+PACKING = ("Gemm", "GRU", "LSTM", "MatMul")  # kernels that pack a constant
 FLOATS = (
     onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16,
     onnx.TensorProto.BFLOAT16,
@@ -34,8 +36,25 @@ def brought_out(model: onnx.ModelProto, folder: Path | None) -> tuple[onnx.Model
     Args:
         folder: where external weights of ``model`` lie.
     """
-    made = _lifted(model, lambda t, _: t.ByteSize() >= LEAST or bool(t.external_data))
+    made = with_weights_outside(model)
     return (model, folder) if made is model else set_apart(made, folder)
+
+
+def with_weights_outside(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the big weights of its bodies as its own; itself where there are none."""
+    return _lifted(model, lambda t, _: t.ByteSize() >= LEAST or bool(t.external_data))
+
+
+def bytes_inside(model: onnx.ModelProto) -> int:
+    """What onnxruntime keeps of the big weights of bodies: each in the attribute and as a tensor,
+    and once more where a kernel packs it."""
+    total = 0
+    for body in _bodies(model.graph.node):
+        packed = {name for node in body.node if node.op_type in PACKING for name in node.input}
+        for tensor in _weights(body, lambda t, _: not t.external_data):
+            size = tensor_bytes(tensor.data_type, tensor.dims)
+            total += (2 + (tensor.name in packed)) * size if size >= LEAST else 0
+    return total
 
 
 def with_learned_outside(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -17,8 +17,9 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from onnxremat.errors import ModelError
+from onnxremat.graph.bodies import bytes_inside, with_weights_outside
 from onnxremat.graph.dtypes import tensor_bytes
-from onnxremat.graph.ir import Graph, Op, all_nodes, captures, rename_captures, subgraphs
+from onnxremat.graph.ir import Graph, all_nodes, captures, rename_captures, subgraphs
 from onnxremat.graph.light import read_light, read_structure
 from onnxremat.graph.onnx_io import to_ops
 from onnxremat.graph.temporary import cut_short, scratch_folder
@@ -27,15 +28,13 @@ from onnxremat.graph.weights import WeightFolder, set_apart
 from onnxremat.ort.blocks import name_layouts
 from onnxremat.ort.infer import build_graph, is_big, weights_as_inputs
 from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.ort.unfold import unfold
 from onnxremat.ort.weights import held_bytes
 
 # What a file may contain: standard operators (runs anywhere), onnxruntime's fused operators (runs
 # on any onnxruntime), or layouts for this processor as well (runs on this kind of machine).
 HOST, PORTABLE = "host", "portable"
 TARGETS = {"none": "disable", PORTABLE: "basic", "onnxruntime": "extended", HOST: "all"}
-UNFOLD = 64 << 10  # bytes from which a folded constant is worth making anew
-UNFOLD_OPS = 64  # that a constant is made of anew at most
-NODE = 5 << 10  # bytes that a session keeps of an op (``session/structures.py``)
 HEAVY = 512 << 20  # bytes of weights from which the structure alone is optimised
 LADDER = tuple(TARGETS)  # each one's operators are among the next one's
 # Values of a Constant that are no tensors, with their element types.
@@ -92,7 +91,8 @@ def optimised_for(
     for lower in reversed(LADDER[1 : LADDER.index(target) + 1]):
         try:
             found, folded = _optimise(model, lower, folder, saved if lower == target else None)
-            made, place = set_apart(found, folder)
+            # Of what bodies read from around them, onnxruntime folds results into them.
+            made, place = set_apart(with_weights_outside(found), folder)
             graph = build_graph(made, place, opened=to_write)  # with the options of plans
             lasting = frozenset(lasting_tensors(made, place)) if to_write else None  # and its own
         except ModelError as error:
@@ -248,7 +248,8 @@ def weights_held(
     tensors = (*model.graph.initializer, *further)
     weights = {t.name: (t.data_type, tuple(t.dims)) for t in tensors}
     given = _given(model).union(given)
-    return held_bytes(to_ops(model), weights, given, [value.name for value in model.graph.output])
+    returned = [value.name for value in model.graph.output]
+    return held_bytes(to_ops(model), weights, given, returned) + bytes_inside(model)
 
 
 def lasting_tensors(model: onnx.ModelProto, folder: Path | None) -> set[str]:
@@ -305,7 +306,7 @@ def _restored(
     graph.input.extend(v for v in model.graph.input if v.name not in weights)
     _restore_nodes(model, graph)
     name_layouts(graph)
-    folded = _unfold(model, graph)
+    folded = unfold(model, graph)
     _name_apart(graph, set(_names(model.graph)), frozenset())
     present = {node.domain for node in all_nodes(graph)} | {""}
     imports = [entry for entry in result.opset_import if entry.domain in present]
@@ -362,62 +363,3 @@ def _names(graph: onnx.GraphProto) -> Iterator[str]:
         yield from node.output
         for body in subgraphs(node):
             yield from _names(body)
-
-
-def _unfold(model: onnx.ModelProto, graph: onnx.GraphProto) -> frozenset[str]:
-    """Take back constant folding where it swells memory; what was taken back.
-
-    A big tensor of zeros made from a small shape (the start of a scatter, a mask) is folded into
-    a weight that stays for the whole run; made by its op it lives for a few steps. So a folded
-    constant comes back as the original nodes when what they start from is less than half its size,
-    these are few, and what a session keeps of them is less than it. (Masks of shifted windows come
-    of hundreds of ops on sizes, whose results onnxruntime infers only by folding them.)
-    """
-    original = {t.name for t in model.graph.initializer}
-    sizes = {t.name: tensor_bytes(t.data_type, t.dims) for t in graph.initializer}
-    folded = [n for n, size in sizes.items() if n not in original and size >= UNFOLD]
-    if not folded:
-        return frozenset()
-    ops = to_ops(model)
-    writer = {name: index for index, op in enumerate(ops) for name in op.writes}
-    weights = {t.name: t for t in model.graph.initializer}
-    present = {name for node in graph.node for name in node.output}
-    revived: set[int] = set()
-    for name in sorted(folded, key=sizes.__getitem__, reverse=True):
-        chain, sources = _ancestors(name, ops, writer, present | set(sizes) - {name})
-        start = sum(
-            tensor_bytes(weights[s].data_type, weights[s].dims) for s in sources if s in weights
-        )
-        more = len(chain - revived)
-        few = more <= UNFOLD_OPS and more * NODE < sizes[name] - start
-        if name in writer and 2 * start < sizes[name] and few:
-            revived |= chain
-    made = {name for index in revived for name in ops[index].writes}
-    kept = [t for t in graph.initializer if t.name not in made]
-    have = {t.name for t in kept}
-    needed = {name for index in revived for name in ops[index].reads} - have - made
-    kept += [weights[name] for name in needed if name in weights]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    nodes = [ops[index].node for index in sorted(revived)] + list(graph.node)
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return frozenset(made.intersection(folded))
-
-
-def _ancestors(
-    name: str, ops: tuple[Op, ...], writer: dict[str, int], stop: set[str]
-) -> tuple[set[int], set[str]]:
-    """Ops that make ``name`` from constants, and the constants they start from."""
-    chain: set[int] = set()
-    sources: set[str] = set()
-    waiting = [name]
-    while waiting:
-        tensor = waiting.pop()
-        index = writer.get(tensor)
-        if index is None or (tensor in stop and tensor != name):
-            sources.add(tensor)
-        elif index not in chain:
-            chain.add(index)
-            waiting += ops[index].reads
-    return chain, sources

@@ -690,4 +690,6 @@ def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
         onnxremat.export(Images(), [[1.0]], path)
     with pytest.raises(UsageError, match="unknown exporter"):
         onnxremat.export(Images(), PICTURES, path, exporter="torch")
+    with pytest.raises(UsageError, match="would be named 'y'"):  # the output became y_
+        onnxremat.export(Images(), PICTURES, path, input_names=["y"], output_names=["y"])
     assert not list(tmp_path.iterdir())
