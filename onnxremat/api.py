@@ -45,7 +45,7 @@ from onnxremat.ort.functions import inline_functions
 from onnxremat.ort.infer import bind
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.devices.settings_over_devices import settings_over_devices
-from onnxremat.pipeline.in_session import InOneSession, SessionRun, store_all_timeline
+from onnxremat.pipeline.in_session import InOneSession, store_all_timeline
 from onnxremat.pipeline.optimize import Request
 from onnxremat.pipeline.optimize import optimize as finish_request
 from onnxremat.pipeline.original.source import Source, read_source
@@ -53,6 +53,7 @@ from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.planned import prepare_for
 from onnxremat.pipeline.prepare import prepare
 from onnxremat.pipeline.result import Result, Timed, finish
+from onnxremat.pipeline.session_run import SessionRun
 from onnxremat.pipeline.settings import Settings
 from onnxremat.pipeline.study_problem import read_subject
 from onnxremat.pipeline.time_left import left_of, limited

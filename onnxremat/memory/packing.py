@@ -23,6 +23,7 @@ from onnxremat.memory.native import compiled_place
 ALIGN = 64  # bytes; what onnxruntime's own allocator aligns to
 SMALL = 512  # blocks of less than 1/SMALL of the peak are small
 ENOUGH = 1.001  # slab over live peak at which the search ends
+FEW = 1 << 20  # bytes that are no matter for a plan: less than 1/100 of most slabs
 ROUNDS, SLOW_ROUNDS = 750, 60  # of the search: compiled, and in NumPy
 ATTEMPTS = 3  # orders from which they are spent: some get stuck
 
@@ -50,6 +51,22 @@ def pack_blocks(found: Blocks, rounds: int | None = None) -> tuple[Integers, int
     offset, top = _searched(found, rounds)
     check(found, offset)
     return offset, top
+
+
+def unused(size: Integers, first: Integers, last: Integers) -> int:
+    """Bytes of a slab that no block has when most are live, as :func:`pack` lays it out; 0 where
+    that is less than :data:`FEW`.
+
+    Args:
+        size, first, last: of each block, the steps from which and to which it is live.
+    """
+    size = rounded(size, ALIGN)
+    peak = int(profile(size, first, last).max(initial=0))
+    if peak < FEW:
+        return 0
+    found = Blocks.of_one_stream(size, first, last, np.zeros(len(size), np.bool_))
+    rest = pack_blocks(found)[1] - peak
+    return rest if rest >= FEW else 0
 
 
 def _searched(found: Blocks, rounds: int) -> tuple[Integers, int]:

@@ -9,14 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import onnx
 
 from onnxremat.errors import InfeasibleError, NoPlanError, UnsupportedError
 from onnxremat.graph.ir import Graph, Role
 from onnxremat.graph.unforeseen import SHOWN
+from onnxremat.memory.native import missing
+from onnxremat.memory.packing import unused
 from onnxremat.ort.profile import Feeds, Profile, as_profiled, named_outputs
-from onnxremat.ort.session import DEFAULT, Options, open_session, session_options
-from onnxremat.pipeline.artifact import CPU, Arrays, Check, Kind, Verified, excess
+from onnxremat.ort.session import Options, open_session, session_options
+from onnxremat.pipeline.artifact import CPU, Check, Kind, Verified, excess
 from onnxremat.pipeline.asked import Asked
 from onnxremat.pipeline.bench import Contender, InSession
 from onnxremat.pipeline.closed_loop import Aim
@@ -26,6 +29,7 @@ from onnxremat.pipeline.original.shared_buffers import order_check
 from onnxremat.pipeline.phases import Phases
 from onnxremat.pipeline.prepared import Prepared
 from onnxremat.pipeline.refusal import unexplained
+from onnxremat.pipeline.session_run import SessionRun, order_of, sizes_of
 from onnxremat.pipeline.time_left import no_time
 from onnxremat.planner.ladder import solve_in_order
 from onnxremat.planner.methods import plan_by
@@ -34,7 +38,6 @@ from onnxremat.planner.reduce import Reduced
 from onnxremat.planner.semantics import seconds
 from onnxremat.planner.solution import Certificate, Solution
 from onnxremat.rewrite.emit import Rewritten, rewrite
-from onnxremat.rewrite.pins import is_added, open_ends
 from onnxremat.rewrite.unpacked import beyond
 from onnxremat.schedule.expand import settled
 from onnxremat.schedule.plan import Plan, Provenance, graph_hash
@@ -43,9 +46,6 @@ from onnxremat.schedule.updates import updates_last
 from onnxremat.session.compare import Difference, compare
 from onnxremat.session.measure import Measurement, Running, compared, measure, predict
 from onnxremat.session.repeats import Repeats, drawn_outputs, repeats, why, writing_over
-from onnxremat.units import format_bytes
-
-DEFAULT_ORDER = "executed order, default options"  # a check
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,19 @@ class InOneSession:
         made = replace(self, rewritten=replace(self.rewritten, unpacked=unpacked), ran=None)
         return made.told(notes=(*self.plan.provenance.notes, said))
 
+    @cached_property
+    def unused(self) -> int:
+        """Bytes that no value has when most are live, since values of very different lives and
+        sizes leave gaps at planned addresses."""
+        if self.weights is None or self.loaded or missing():
+            return 0
+        steps = enumerate(self.timeline.scratch)
+        rows = [(size, first, last) for _, first, last, size in self.timeline.buffers if size]
+        rows += [(size, step, step) for step, size in steps if size]
+        return unused(*np.array(rows, np.int64).reshape(-1, 3).T)
+
     def predict(self) -> Mapping[str, int]:
-        return {} if self.weights is None else {CPU: self.timeline.peak}
+        return {} if self.weights is None else {CPU: self.timeline.peak + self.unused}
 
     def measure(self, feeds: Feeds) -> SessionRun:
         return SessionRun(self, feeds)
@@ -159,9 +170,9 @@ class InOneSession:
 
     def _checked(self, run: SessionRun, same: Difference, outputs: Check) -> Verified:
         """Outputs that were compared, and the order that was planned."""
-        order = _order("executed order", run.tuned)
+        order = order_of("executed order", run.tuned)
         order = replace(order, ok=run.in_order)
-        return Verified(same, (outputs, order, *_sizes(run.tuned), *order_check(self.graph)))
+        return Verified(same, (outputs, order, *sizes_of(run.tuned), *order_check(self.graph)))
 
     def contenders(self, prepared: Prepared) -> list[Contender]:
         base = store_all(prepared).model()
@@ -184,132 +195,9 @@ class InOneSession:
     def told(self, **facts: Any) -> Self:
         plan = self.plan.with_provenance(**facts)
         made = replace(self, rewritten=replace(self.rewritten, plan=plan))
-        if "timeline" in vars(self):  # the graph is the same
-            vars(made)["timeline"] = self.timeline
+        known = {"timeline", "unused"} & vars(self).keys()  # the graph is the same
+        vars(made).update({name: vars(self)[name] for name in known})
         return made
-
-
-@dataclass(frozen=True)
-class SessionRun:
-    """A model run under the options of its plan and under default options, each when it is first
-    asked for.
-
-    Attributes:
-        short: there is no time for more than the run under the options of its plan: no other is
-            made, and its outputs are compared with what was run already.
-    """
-
-    artifact: InOneSession
-    feeds: Feeds
-    short: bool = False
-
-    @cached_property
-    def tuned(self) -> Measurement:
-        """Under the options of the plan."""
-        return self.artifact.under(self.artifact.options, self.feeds)
-
-    def shortened(self) -> SessionRun:
-        """The same without what was not run yet."""
-        made = replace(self, short=True)
-        vars(made)["tuned"] = self.tuned
-        return made
-
-    @cached_property
-    def plain(self) -> Measurement | None:
-        """Under default options, threads aside."""
-        if self.short:
-            return None
-        options = replace(DEFAULT, threads=self.artifact.options.threads)
-        return self.artifact.under(options, self.feeds)
-
-    @property
-    def peaks(self) -> Mapping[str, int]:
-        return {CPU: self.tuned.peak}
-
-    @property
-    def unknowable(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def in_order(self) -> bool:
-        return self.tuned.order_kept  # what fusion merges is no other order
-
-    @property
-    def outputs(self) -> Mapping[str, Arrays]:
-        found = {"planned options": self.tuned.outputs}
-        return found if self.plain is None else {**found, "default options": self.plain.outputs}
-
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        """The model's order against the plan's, and both against what ran."""
-        ops = [op for op in self.artifact.graph.ops if not is_added(op.name)]
-        same = [op.origin or op.name for op in ops] == list(self.artifact.plan.sequence)
-        return (
-            Check(Kind.ORDER, "model follows its plan", same, f"{len(ops)} ops"),
-            *map(self._as_loaded, (_order("executed order", self.tuned), self._default_order())),
-            *_sizes(self.tuned),
-            *order_check(self.artifact.graph),
-        )
-
-    def _as_loaded(self, check: Check) -> Check:
-        """Of an original that was written as it is the order is onnxruntime's own: blocked
-        convolutions side by side change places from one load to the next. That its ops are those
-        of the plan is promised."""
-        same = len(self.tuned.profile.kernels) == len(self.artifact.graph.ops)
-        if check.ok or not self.artifact.loaded or self.tuned.missing or not same:
-            return check
-        text = f"{check.text}, as it may: onnxruntime chooses it anew at every load of this file"
-        return replace(check, ok=True, text=text)
-
-    def _default_order(self) -> Check:
-        """Under default options the order is promised only where pins can fix it."""
-        assert self.plain is not None  # what is verified is not short of time
-        found = _order(DEFAULT_ORDER, self.plain)
-        ends = open_ends(self.artifact.graph)
-        if found.ok or not ends or self.plain.merged:
-            return found
-        text = f"{found.text}, as it may: '{ends[0]}' is no tensor, which pins need; the planned "
-        return replace(found, ok=True, text=text + "options keep the order")
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What was in memory, and what the arena holds."""
-        assert self.plain is not None
-        rows = [("the planned", self.tuned), ("default", self.plain)]
-        parts = [
-            f"{format_bytes(found.peak)} (arena holds {format_bytes(found.arena_bytes)}) with "
-            f"{name} options"
-            for name, found in rows
-        ]
-        return ("peak " + "; ".join(parts),)
-
-    def figures(self) -> dict[str, Any]:
-        assert self.plain is not None
-        return {
-            "peak_measured_bytes": self.tuned.peak,
-            "peak_default_options_bytes": self.plain.peak,
-            "arena_bytes": self.tuned.arena_bytes,
-            "arena_default_options_bytes": self.plain.arena_bytes,
-        }
-
-
-def _sizes(found: Measurement) -> list[Check]:
-    """Nothing, or that a value has another shape than was inferred."""
-    if not found.resized:
-        return []
-    return [Check(Kind.OUTPUTS, "sizes as inferred", False, found.resized)]
-
-
-def _order(name: str, found: Measurement) -> Check:
-    text = f"{len(found.profile.kernels)} kernels as planned" if found.order_kept else "differs"
-    if found.extra and not found.order_kept:
-        text += f": onnxruntime adds {len(found.extra)} ops as it opens the model, casts of half "
-        text += "precision say, which a target other than none has in its plan"
-    if found.missing:
-        text += f" ({len(found.missing)} ops fused by onnxruntime at load)"
-    if found.merged:
-        text += f", {len(found.merged)} recomputations merged away"
-    return Check(Kind.ORDER, name, found.order_kept and not found.merged, text)
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,11 @@ from onnxremat.pipeline.bench import Timing, bench
 from onnxremat.pipeline.closed_loop import Candidate
 from onnxremat.pipeline.devices.device_plan import transfers
 from onnxremat.pipeline.devices.over_devices import DevicesRun, OverDevices
-from onnxremat.pipeline.in_session import InOneSession, SessionRun
+from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.limits import on_top
 from onnxremat.pipeline.phases import TIME, VERIFY, Phases
 from onnxremat.pipeline.prepared import Prepared
+from onnxremat.pipeline.session_run import SessionRun
 from onnxremat.pipeline.time_left import for_timing, no_time, said_of_short
 from onnxremat.pipeline.verify import bytes_checks
 from onnxremat.rewrite.pins import is_added
@@ -146,13 +147,14 @@ class Result:
         parts = self._beside
         return {
             "budget_bytes": self.candidate.budget,
-            "limit_bytes": self.candidate.limit,
-            "beside_bytes": artifact.beside,
+            "limit_bytes": self.candidate.limit - artifact.unused,
+            "beside_bytes": artifact.beside + artifact.unused,
             "baseline_beside_bytes": prepared.beside_in(prepared.whole or prepared.graph).total,
             "store_all_beside_bytes": prepared.beside.total,
             "state_bytes": parts.state,
             "session_bytes": parts.session,
             "update_bytes": parts.update,
+            "unused_bytes": artifact.unused,
             "process_bytes": self.candidate.process,
             "store_all_peak_bytes": prepared.store_all_peak,
             "peak_predicted_bytes": artifact.timeline.peak,

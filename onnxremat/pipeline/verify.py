@@ -22,13 +22,14 @@ from onnxremat.ort.session import DEFAULT, open_session, session_options
 from onnxremat.pipeline.artifact import CPU, FEW, NEAR, Artifact, Check, Kind, Measured
 from onnxremat.pipeline.devices.over_devices import DevicesRun, OverDevices, tolerance
 from onnxremat.pipeline.devices.pipelined import as_artifact
-from onnxremat.pipeline.in_session import DEFAULT_ORDER, InOneSession, SessionRun
+from onnxremat.pipeline.in_session import InOneSession
 from onnxremat.pipeline.limits import device_limits
 from onnxremat.pipeline.original.reference import Reference
 from onnxremat.pipeline.original.shared_buffers import buffers_check
 from onnxremat.pipeline.original.source import Source
 from onnxremat.pipeline.original.unchanged import Unchanged
 from onnxremat.pipeline.planned import read_written
+from onnxremat.pipeline.session_run import DEFAULT_ORDER, SessionRun
 from onnxremat.pipeline.settings import Settings
 from onnxremat.rewrite.emit import Rewritten
 from onnxremat.session.compare import Difference, compare

@@ -7,9 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxremat.memory.events import EVENT, Blocks, Events, blocks, live_peak
+from onnxremat.memory.events import EVENT, Blocks, Events, blocks, live_peak, profile
 from onnxremat.memory.native import compiled_place
-from onnxremat.memory.packing import ALIGN, check, pack, place, place_in_numpy
+from onnxremat.memory.packing import (
+    ALIGN,
+    FEW,
+    check,
+    pack,
+    pack_blocks,
+    place,
+    place_in_numpy,
+    unused,
+)
 
 
 @st.composite
@@ -94,3 +103,17 @@ def test_packs_a_training_step_to_its_live_peak() -> None:
     events = np.array(rows, EVENT)
     _, size = pack(events)
     assert size == live_peak(events)
+
+
+def test_what_no_block_has_is_what_the_slab_takes_more() -> None:
+    chance = np.random.default_rng(3)
+    size = chance.choice((2, 3, 5, 16), 100).astype(np.int64) << 20
+    first = chance.integers(0, 60, 100)
+    last = first + np.minimum(chance.integers(0, 40, 100), chance.integers(0, 40, 100))
+    found = Blocks.of_one_stream(size, first, last, np.zeros(100, np.bool_))
+    more = pack_blocks(found)[1] - int(profile(size, first, last).max())
+    assert more >= FEW
+    assert unused(size, first, last) == more
+    assert unused(size // 64, first, last) == 0  # hardly any
+    row = np.arange(50, dtype=np.int64)
+    assert unused(np.full(50, 1 << 20), row, row + 1) == 0  # a chain packs

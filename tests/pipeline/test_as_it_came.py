@@ -15,7 +15,7 @@ import onnxremat
 from onnxremat import Training, api
 from onnxremat.errors import VerificationError
 from onnxremat.ort import functions, infer
-from onnxremat.pipeline import in_session, prepare, result
+from onnxremat.pipeline import prepare, result, session_run
 from onnxremat.pipeline.original import reference
 from onnxremat.pipeline.planned import read_written
 from onnxremat.pipeline.settings import Settings
@@ -144,8 +144,8 @@ def test_outputs_that_are_not_the_original_s_are_said(
 def test_what_onnxruntime_adds_to_an_order_is_named() -> None:
     """Half precision as it is given, on the processor: casts around every op."""
     run = {"profile": SimpleNamespace(kernels=[]), "missing": (), "merged": (), "extra": ("cast",)}
-    differs = in_session._order("order", cast(Any, SimpleNamespace(order_kept=False, **run)))
+    differs = session_run.order_of("order", cast(Any, SimpleNamespace(order_kept=False, **run)))
     assert not differs.ok
     assert "adds 1 ops as it opens the model, casts of half precision" in differs.text
-    kept = in_session._order("order", cast(Any, SimpleNamespace(order_kept=True, **run)))
+    kept = session_run.order_of("order", cast(Any, SimpleNamespace(order_kept=True, **run)))
     assert (kept.ok, kept.text) == (True, "0 kernels as planned")

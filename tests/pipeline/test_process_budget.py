@@ -76,6 +76,26 @@ def test_the_update_of_gathered_gradients_counts(warm: None) -> None:
     assert counted(facts).total == 9 + 2 + 7
 
 
+def test_a_slab_that_does_not_pack_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Values of very different lives leave gaps, which the process takes as well."""
+    source, file = parse(_chain(MIB)), tmp_path / "out.onnx"
+    once = onnxremat.Settings(threads=1)
+    packs = onnxremat.optimize(source, budget="min", settings=once).facts()
+    monkeypatch.setattr("onnxremat.pipeline.in_session.unused", lambda *_: 3 * MIB)
+    made = onnxremat.optimize(source, budget="min", settings=once)
+    made.save(file)
+    found = made.facts()
+    assert (packs["unused_bytes"], found["unused_bytes"]) == (0, 3 * MIB)
+    for name in ("process_bytes", "beside_bytes", "budget_bytes"):
+        assert found[name] - packs[name] == 3 * MIB
+    assert found["limit_bytes"] == packs["limit_bytes"]
+    assert counted(found).total == found["beside_bytes"]
+    assert "3.00 MiB gaps between values at planned addresses" in counted(found).words
+    with pytest.raises((InfeasibleError, NoPlanError, OverBudgetError)):
+        onnxremat.optimize(source, budget=packs["budget_bytes"] + 2 * MIB, settings=once)
+    assert onnxremat.verify(source, file).ok
+
+
 def test_bytes_are_for_the_process_and_shares_for_what_a_plan_changes() -> None:
     settings = onnxremat.Settings(threads=1, target="none", measure=False)
     prepared = prepare(parse(_chain(MIB)), settings)

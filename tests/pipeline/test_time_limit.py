@@ -26,6 +26,7 @@ from onnxremat.pipeline import (
     in_session,
     kept_plans,
     priced,
+    session_run,
     time_left,
     ways,
     within_budget,
@@ -194,15 +195,15 @@ def test_what_a_late_result_is_not_checked_for_is_said(
     assert ("may take more than planned" in note) == (SHOWN not in read)
     assert all(check.ok for check in result.checks)
     # `verify` asks for no more than was promised.
-    other = Check(Kind.ORDER, in_session.DEFAULT_ORDER, ok=False, text="differs")
-    monkeypatch.setattr(in_session.SessionRun, "_default_order", lambda _: other)
+    other = Check(Kind.ORDER, session_run.DEFAULT_ORDER, ok=False, text="differs")
+    monkeypatch.setattr(session_run.SessionRun, "_default_order", lambda _: other)
     for made, kept, promised in ((soon, True, True), (soon, False, False), (result, None, False)):
         written = made.model
         set_metadata(written, {"facts": {**made.facts(), "order_kept_default_options": kept}})
         onnx.save(written, tmp_path / "out.onnx")
         found = api.verify(model, tmp_path / "out.onnx", settings=Settings(threads=1))
         wrong = [check.name for check in found.checks if not check.ok]
-        assert wrong == ([in_session.DEFAULT_ORDER] if promised else [])
+        assert wrong == ([session_run.DEFAULT_ORDER] if promised else [])
 
 
 def test_the_budget_of_a_late_refusal_works(
