@@ -6,6 +6,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx
 
@@ -47,12 +48,22 @@ class Answers:
 
 
 def content(model: onnx.ModelProto, *, ordered: bool = True) -> bytes:
-    """A hash of all that a model says, its nodes in their order or in any."""
-    nodes = [node.SerializeToString(deterministic=True) for node in model.graph.node]
-    rest = onnx.ModelProto()
-    rest.CopyFrom(model)
-    del rest.graph.node[:]
-    found = hashlib.sha256(rest.SerializeToString(deterministic=True))
+    """A hash of all that a model computes, its nodes in their order or in any. Weights are hashed
+    one by one: no copy is made of all of them."""
+    graph = model.graph
+    nodes = [node.SerializeToString(deterministic=True) for node in graph.node]
+    found = hashlib.sha256()
+    for rows in (
+        model.opset_import, model.functions, graph.initializer, graph.sparse_initializer,
+        graph.input, graph.output, graph.value_info, model.metadata_props,
+    ):  # fmt: skip
+        found.update(len(rows).to_bytes(8, "little"))
+        for row in rows:
+            _add(found, row.SerializeToString(deterministic=True))
     for node in nodes if ordered else sorted(nodes):
-        found.update(len(node).to_bytes(8, "little") + node)
+        _add(found, node)
     return found.digest()
+
+
+def _add(found: Any, text: bytes) -> None:
+    found.update(len(text).to_bytes(8, "little") + text)
