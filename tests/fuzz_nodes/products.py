@@ -25,6 +25,13 @@ def determinant(d: Draw, op: str) -> Node:
     return Node(op, [d.normal(*lead, rows, rows)], {}, d.of((11, 22)))
 
 
+@draws("Inverse", MS)
+def inverse(d: Draw, op: str) -> Node:
+    lead, rows = d.shape(high=3, least=0, most=2), d.whole(1, 4)
+    x = d.normal(*lead, rows, rows)
+    return Node(op, [x + 4 * np.eye(rows, dtype=x.dtype)], domain=MS)
+
+
 @draws("FusedMatMul TransposeMatMul", MS)
 def transposed_product(d: Draw, op: str) -> Node:
     rows, inner, columns = d.wholes(1, 3, 3)
