@@ -177,7 +177,8 @@ class SharedSlab:
 
     def _lay_out(self) -> None:
         """Give all sessions their places, where they are not better left as they are."""
-        placed, size, apart = self._packed()
+        holder, readers = self._holders()
+        placed, size, apart = self._packed(holder, readers)
         slabs = {index: session.slab_bytes for index, session in self._sessions.items()}
         if self._limited:
             self.crowded = max(0, size + apart - self._order.worst(slabs))
@@ -188,47 +189,46 @@ class SharedSlab:
         except MemoryError:
             return
         settled: dict[Key, Any] = {}
+        bindable = self._bindable(holder, readers)
         for index, (offset, fate) in placed.items():
-            lasting = self._lasting(index, common.begin + offset, fate)
-            for values in lasting.values():
-                settled |= values
+            lasting = list[int]()
+            for slot, results in self._results(index).items():
+                keys = [key for each in results for key in bindable.get(each, ())]
+                if fate[slot] != HANDED_ON or len(results) > 1 or not keys:
+                    continue
+                address = common.begin + int(offset[slot])
+                value = value_at(address, self._parts.graph.tensors[keys[0][0]])
+                if value is not None:
+                    lasting.append(slot)
+                    settled |= dict.fromkeys(keys, value)
             # What is bound there is not asked for.
-            asked = ~np.isin(self._events[index]["slot"], [*lasting])
+            asked = ~np.isin(self._events[index]["slot"], lasting)
             self._sessions[index].place(self._events[index][asked], offset, fate, common)
         self._common, self.settled = common, settled
 
-    def _lasting(self, index: int, address: Integers, fate: Integers) -> dict[int, dict[Key, Any]]:
-        """By slot of an action the value that lies there in every run."""
-        found = {}
-        for slot, results in self._results(index).items():
-            if fate[slot] == HANDED_ON and len(results) == 1:
-                ((_, name),) = results
-                value = value_at(int(address[slot]), self._parts.graph.tensors[name])
-                keys = self._keys(index, name)
-                if keys and value is not None:
-                    found[slot] = dict.fromkeys(keys, value)
+    def _bindable(
+        self, holder: Mapping[Key, Result], readers: Mapping[Result, int]
+    ) -> dict[Result, list[Key]]:
+        """What a result is to all that have it, where these are sessions of the slab and copies
+        that hand it over: others have to be told of it in every run."""
+        over = enumerate(self._traffic.shared)
+        told = sum(1 << i for i, shared in over if not shared and i not in self._sessions)
+        found: dict[Result, list[Key]] = {}
+        for key, result in holder.items():
+            if not readers[result] & told:
+                found.setdefault(result, []).append(key)
         return found
-
-    def _keys(self, index: int, name: str) -> list[Key]:
-        """A result of an action, and all that it is where others have it; none where some reader
-        has to be told of it in every run: it is no session of the slab."""
-        keys = [key for key in self._traffic.makes[index] if key[0] == name]
-        for at, (reads, writes) in enumerate(self._parts.uses):
-            if not keys or set(keys).isdisjoint(reads):
-                continue
-            if self._traffic.shared[at]:
-                keys += writes
-            elif at not in self._sessions:
-                return []
-        return keys
 
     # ---- when blocks are live ----------------------------------------------------------------
 
-    def _packed(self) -> tuple[dict[int, tuple[Integers, Integers]], int, int]:
+    def _packed(
+        self, holder: Mapping[Key, Result], readers: Mapping[Result, int]
+    ) -> tuple[dict[int, tuple[Integers, Integers]], int, int]:
         """By action the offset and the fate of each slot; bytes of the slab, and of blocks of
         their own."""
         line = _Line(self._order, {index: len(events) for index, events in self._events.items()})
-        readers, final = self._readers()
+        # What goes to the caller.
+        final = {holder[key] for key in self._traffic.final.values() if key in holder}
         rows, fates = list[Blocks](), list[Integers]()
         for index in sorted(self._events):
             found = line.inner(index, blocks(self._events[index]))
@@ -257,8 +257,8 @@ class SharedSlab:
             found.setdefault(slot, set()).add((index, name))
         return found
 
-    def _readers(self) -> tuple[dict[Result, int], set[Result]]:
-        """Who holds each result, as bits of actions; and which results go to the caller."""
+    def _holders(self) -> tuple[dict[Key, Result], dict[Result, int]]:
+        """The result that each value is, wherever it lies; who holds each, as bits of actions."""
         holder: dict[Key, Result] = {}
         readers: dict[Result, int] = {}
         for index, (reads, writes) in enumerate(self._parts.uses):
@@ -271,7 +271,7 @@ class SharedSlab:
                     readers[holder[key]] = 1 << index
             elif self._traffic.shared[index] and reads and reads[0] in holder:
                 holder |= dict.fromkeys(writes, holder[reads[0]])
-        return readers, {holder[key] for key in self._traffic.final.values() if key in holder}
+        return holder, readers
 
 
 class _Line:

@@ -289,10 +289,9 @@ def _without_snippets(device: Device) -> Device | None:
     """The device without a kind of fusion at which OpenVINO's processor plugin fails on some
     partitions of training steps ("Topological order is required, but not set", 1.8.1); None for
     others, and where the configuration is the user's."""
-    told = plugin_options(device).get("load_config", "")
     if device.provider != OPENVINO or "load_config" in device.options:
         return None
-    config = json.loads(told)
+    config = json.loads(plugin_options(device)["load_config"])
     if "CPU" not in config:
         return None
     config["CPU"]["SNIPPETS_MODE"] = "DISABLE"

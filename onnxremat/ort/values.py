@@ -172,7 +172,7 @@ class Stage:
         self._fresh = dict(fresh or {})
         self.names = [name for name in outputs if name not in fixed]
         # Outputs come back in the order in which they were first bound.
-        self._bound = [*self.names]
+        self._bound, self._at = [*self.names], [*range(len(self.names))]
         for name in self.names:
             self._binding.bind_output(name, *self._place)
         for name, value in fixed.items():
@@ -183,13 +183,14 @@ class Stage:
         self._binding.bind_ortvalue_input(name, value)
 
     def write_into(self, values: Mapping[str, Any]) -> None:
-        """From now on write these outputs into given values, and hand on no others than before."""
+        """From now on write these outputs into given values, and hand on the others."""
         for name in self._bound:
             if name in values:
                 self._binding.bind_ortvalue_output(name, values[name])
             elif name not in self.names:
                 self._binding.bind_output(name, *self._place)
-        self.names = [name for name in self._bound if name not in values]
+        self._at = [at for at, name in enumerate(self._bound) if name not in values]
+        self.names = [self._bound[at] for at in self._at]
 
     def run(self, inputs: Sequence[tuple[str, Any]]) -> list[Any]:
         """One run; returns the values of all outputs but fixed ones and keeps no hold on them.
@@ -203,11 +204,8 @@ class Stage:
         for name, make in self._fresh.items():
             binding.bind_ortvalue_output(name, make())
         self.session.run_with_iobinding(binding)
-        values: list[Any] = []
-        if self.names:
-            handed_on = set(self.names)
-            made = zip(self._bound, binding.get_outputs(), strict=False)
-            values = [value for name, value in made if name in handed_on]
+        made = binding.get_outputs() if self._at else []
+        values = [made[at] for at in self._at]
         for name in self.names:
             binding.bind_output(name, *self._place)
         for name, _ in inputs:

@@ -71,9 +71,8 @@ def in_other_orders(
                 pays = TUNING.again
                 incumbent.follow(moved.schedule.first_runs)
                 portfolio = Portfolio.of(incumbent, list(incumbent.order), options)
-                portfolio.tried = len(
-                    portfolio.tuning.depths
-                )  # repair from store-all is of no use by now
+                # Repair from store-all is of no use by now.
+                portfolio.tried = len(portfolio.tuning.depths)
             elif incumbent.closed:
                 return
         portfolio.run()  # in the same order, where what was found last is in that

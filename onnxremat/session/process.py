@@ -37,19 +37,19 @@ class Beside:
         session: what onnxruntime keeps of the nodes; and small outputs a second time.
         update: of a step that gathers gradients: the optimizer's state, and a session that updates
             (:mod:`onnxremat.session.gathered`); left out with ``state``.
-        gaps: bytes of the slab that no value has, where values do not pack.
+        unused: bytes of the slab that no value has, where values do not pack.
     """
 
     inputs: int = 0
     state: int = 0
     session: int = 0
     update: int = 0
-    gaps: int = 0
+    unused: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.inputs + self.state + self.session + self.update + self.gaps
+        return self.inputs + self.state + self.session + self.update + self.unused
 
     @property
     def words(self) -> str:
@@ -58,7 +58,7 @@ class Beside:
             "parameters and state": self.state, "inputs": self.inputs,
             "the session's structures": self.session,
             "the update of gathered gradients": self.update,
-            "gaps between values at planned addresses": self.gaps,
+            "gaps between values at planned addresses": self.unused,
         }  # fmt: skip
         return ", ".join(f"{format_bytes(size)} {name}" for name, size in parts.items() if size)
 
@@ -139,6 +139,6 @@ def counted(facts: Mapping[str, Any]) -> Beside:
     if facts.get("session_bytes") is None:
         return Beside()
     state, inputs = facts.get("state_bytes") or 0, facts.get("input_bytes") or 0
-    update, gaps = facts.get("update_bytes") or 0, facts.get("unused_bytes") or 0
-    whole = Beside(max(0, inputs - state), state, facts["session_bytes"], update, gaps)
+    update, unused = facts.get("update_bytes") or 0, facts.get("unused_bytes") or 0
+    whole = Beside(max(0, inputs - state), state, facts["session_bytes"], update, unused)
     return whole.without(facts.get("not_counted") or ())

@@ -33,12 +33,15 @@ from onnxremat.planner.search.timeline import (
 
 class Tuning(NamedTuple):
     """How often it is tried. Greedy repair of resnet50/15%: 11.10 % with one order, 11.08 with 24,
-    11.06 with 96, which take a third longer; of six other rows none changes."""
+    11.06 with 96, which take a third longer; of six other rows none changes.
 
-    tries: int = 24  # orders of deletion
-    spread: float = (
-        0.3  # share of its cost by which a run may go later than that says, from the 2nd
-    )
+    Attributes:
+        tries: orders of deletion.
+        spread: share of its cost by which a run may go later than that says, from the second on.
+    """
+
+    tries: int = 24
+    spread: float = 0.3
 
 
 TUNING = Tuning()
